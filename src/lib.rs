@@ -1,0 +1,5 @@
+//! bitstep: a training engine whose bits are defined by a written contract.
+
+pub mod error;
+pub mod num;
+pub mod shape;

@@ -1,0 +1,6 @@
+//! The numeric contract in code.
+//!
+//! Everything that decides a bit stands here, once, and both backends take it from here.
+
+/// The version of the contract. A change of any rule is a new version, named in every golden.
+pub const VERSION: u32 = 1;

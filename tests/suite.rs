@@ -1,0 +1,1 @@
+//! The one test binary: every suite is a module of it.
