@@ -4,3 +4,6 @@
 
 /// The version of the contract. A change of any rule is a new version, named in every golden.
 pub const VERSION: u32 = 1;
+
+pub mod philox;
+pub mod tree;
