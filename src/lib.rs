@@ -1,5 +1,13 @@
 //! bitstep: a training engine whose bits are defined by a written contract.
 
+pub mod backend;
 pub mod error;
+pub mod grad;
+pub mod layout;
+pub mod manifest;
+pub mod model;
 pub mod num;
+pub mod op;
+pub mod plan;
+pub mod program;
 pub mod shape;

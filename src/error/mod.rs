@@ -3,8 +3,16 @@
 //! A `String` in a variant holds a name (a tensor, a key, a path) or text that came from the
 //! operating system or a driver; every other fact is a field of its own type.
 
+mod capture;
 mod data;
+mod device;
 mod exit;
+mod guard;
+mod plan;
 
+pub use capture::CaptureError;
 pub use data::DataError;
+pub use device::DeviceError;
 pub use exit::ExitCode;
+pub use guard::GuardError;
+pub use plan::PlanError;

@@ -7,3 +7,6 @@ pub const VERSION: u32 = 1;
 
 pub mod philox;
 pub mod tree;
+pub fn sin_cos(x: f32) -> (f32, f32) {
+    (libm::sinf(x), libm::cosf(x))
+}

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 /// How many merges follow leaf `index` while the tree is built from the left.
 ///
 /// A merge replaces the two newest partials `left, right` by `left + right`.
@@ -62,7 +64,7 @@ pub fn tree_sum(partials: &[f32]) -> f32 {
 
 /// How a sum over token positions is cut: a chain within a piece, a tree over the pieces of a grain,
 /// a tree over the grains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TokenSum {
     /// Positions summed in all.
     pub tokens: usize,

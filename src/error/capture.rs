@@ -1,0 +1,60 @@
+//! Errors of recording and capturing a step.
+
+use thiserror::Error;
+
+use super::{DeviceError, PlanError};
+
+/// A step that cannot be recorded, captured or proven.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum CaptureError {
+    /// Too few eager steps were taken before recording.
+    #[error("recording needs {expected} eager warm-up steps, found {found}")]
+    TooFewWarmupSteps { expected: u32, found: u32 },
+    /// Two warm-up steps issued different calls.
+    #[error(
+        "the calls of two warm-up steps differ first at call {call}: expected {expected}, found {found}"
+    )]
+    Unstable {
+        call: usize,
+        expected: String,
+        found: String,
+    },
+    /// The calls issued are not the planned ones.
+    #[error(
+        "the calls issued differ from the plan first at call {call}: expected {expected}, found {found}"
+    )]
+    NotThePlan {
+        call: usize,
+        expected: String,
+        found: String,
+    },
+    /// A graph would allocate or free memory while it runs.
+    #[error("the captured graph has {found} memory nodes, expected none")]
+    MemoryNodes { found: usize },
+    /// A call reaches outside the arena.
+    #[error("call {call}: {source}")]
+    Call {
+        call: usize,
+        #[source]
+        source: DeviceError,
+    },
+    /// Replay gave other bits than the eager step.
+    #[error(
+        "replay differs from the eager step in tensor {tensor}: expected digest {expected}, found {found}; the engine is back at the bits before the proof"
+    )]
+    NotEqual {
+        tensor: String,
+        expected: String,
+        found: String,
+    },
+    /// The proof step was dropped, so equal weights would prove nothing.
+    #[error("the proof step was dropped ({reason}); a proof needs a step that is applied")]
+    ProofStepDropped { reason: String },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The plan does not hold.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}

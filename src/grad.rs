@@ -1,0 +1,268 @@
+//! Derives the backward calls of a step from its forward calls.
+//!
+//! The forward list is walked from its end; every op emits its own backward. A tensor's gradient is
+//! complete before the op that produced it is reached, because every reader comes later.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::error::PlanError;
+use crate::num::tree::{TokenSum, weight_piece};
+use crate::op::{Op, OpCall, Slot, Store};
+use crate::plan::TokenCut;
+use crate::program::ProgramBuilder;
+use crate::shape::{DType, Role, Shape, TensorSpec};
+
+/// What the backward of each op sees: where gradients are, and where to put new ones.
+pub struct GradBuilder<'a> {
+    program: &'a mut ProgramBuilder,
+    cut: TokenCut,
+    /// The parameter arena and the gradient arena; a parameter's gradient lies at its own offset.
+    arenas: (Slot, Slot),
+    /// Tensors that depend on a trainable parameter.
+    needed: BTreeSet<Slot>,
+    gradients: BTreeMap<Slot, Slot>,
+    /// Gradients of parameters, by the parameter's slot, once something was written to them.
+    parameters: BTreeMap<Slot, Slot>,
+    /// While a chunk of the head is derived: the weight whose gradient goes to a partial, and the partial.
+    partial: Option<(Slot, Slot)>,
+}
+
+impl<'a> GradBuilder<'a> {
+    /// A derivation over the forward calls that stand in `program` now.
+    pub fn new(program: &'a mut ProgramBuilder, cut: TokenCut, arenas: (Slot, Slot)) -> Self {
+        let mut grads = GradBuilder {
+            program,
+            cut,
+            arenas,
+            needed: BTreeSet::new(),
+            gradients: BTreeMap::new(),
+            parameters: BTreeMap::new(),
+            partial: None,
+        };
+        let calls = grads.program.calls.clone();
+        grads.mark_needed(&calls);
+        grads
+    }
+
+    /// Marks what depends on a trainable parameter through `calls`.
+    fn mark_needed(&mut self, calls: &[OpCall]) {
+        for call in calls {
+            let depends = call
+                .reads
+                .iter()
+                .chain(&call.writes)
+                .any(|&s| self.needs_gradient(s) || self.is_trainable(s));
+            if depends {
+                self.needed.extend(&call.writes);
+            }
+        }
+    }
+
+    /// Appends forward calls and returns them; what they write becomes part of the derivation.
+    pub fn forward(&mut self, emit: impl FnOnce(&mut ProgramBuilder)) -> Vec<OpCall> {
+        let first = self.program.calls.len();
+        emit(self.program);
+        let calls = self.program.calls[first..].to_vec();
+        self.mark_needed(&calls);
+        calls
+    }
+
+    /// Forgets the gradient of a slot that the next chunk uses again.
+    pub fn forget(&mut self, slot: Slot) {
+        self.gradients.remove(&slot);
+    }
+
+    /// Emits the backward of `calls`, last call first.
+    pub fn backward(&mut self, calls: &[OpCall]) -> Result<(), PlanError> {
+        for call in calls.iter().rev() {
+            if call.writes.iter().any(|s| self.needed.contains(s)) {
+                call.op.rule().backward(call, self)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the gradient of `weight` to `target` until the next call; used for partial sums.
+    pub fn redirect(&mut self, weight: Slot, target: Option<Slot>) {
+        self.partial = target.map(|t| (weight, t));
+    }
+
+    /// Notes that the gradient of a parameter has been assigned whole.
+    pub fn mark_assigned(&mut self, weight: Slot) -> Result<Slot, PlanError> {
+        let grad = self.gradient_view(weight)?;
+        self.parameters.insert(weight, grad);
+        Ok(grad)
+    }
+
+    /// The parameters whose gradient has been written.
+    pub fn reached(&self) -> impl Iterator<Item = Slot> {
+        self.parameters.keys().copied()
+    }
+
+    /// The view of the gradient arena at a parameter's offset.
+    pub fn gradient_view(&mut self, weight: Slot) -> Result<Slot, PlanError> {
+        if let Some(&grad) = self.parameters.get(&weight) {
+            return Ok(grad);
+        }
+        let (_, range) = self.program.slots.root(weight);
+        let spec = self.program.slots.spec(weight).clone();
+        let name = format!("grad.{}", spec.name);
+        self.program
+            .slots
+            .view(self.arenas.1, range.start, name, spec.shape)
+    }
+
+    /// Whether a parameter is trained.
+    pub fn is_trainable(&self, slot: Slot) -> bool {
+        self.program.slots.root(slot).0 == self.arenas.0
+    }
+
+    /// Whether the gradient of an activation has a use.
+    pub fn needs_gradient(&self, slot: Slot) -> bool {
+        self.needed
+            .iter()
+            .any(|&n| self.program.slots.overlap(n, slot))
+    }
+
+    /// The complete gradient of a tensor that a forward call wrote.
+    ///
+    /// # Errors
+    /// [`PlanError::MissingGradient`] when no later call produced it.
+    pub fn incoming(&self, slot: Slot, op: &'static str) -> Result<Slot, PlanError> {
+        self.gradients
+            .get(&slot)
+            .copied()
+            .ok_or_else(|| PlanError::MissingGradient {
+                op,
+                tensor: self.name(slot),
+            })
+    }
+
+    /// Where an op that can add puts the gradient of an activation.
+    pub fn activation_target(&mut self, slot: Slot) -> (Slot, Store) {
+        match self.gradients.get(&slot) {
+            Some(&grad) => (grad, Store::Add),
+            None => (self.add_gradient(slot), Store::Assign),
+        }
+    }
+
+    /// Where an op that can only assign puts the gradient of an activation. The gradient of a view
+    /// is the same view of its parent's gradient.
+    ///
+    /// # Errors
+    /// [`PlanError::SecondGradient`] when the gradient exists already.
+    pub fn assigned_activation_target(
+        &mut self,
+        slot: Slot,
+        op: &'static str,
+    ) -> Result<Slot, PlanError> {
+        if self.gradients.contains_key(&slot) {
+            return Err(self.second(slot, op));
+        }
+        let (root, range) = self.program.slots.root(slot);
+        if root == slot {
+            return Ok(self.add_gradient(slot));
+        }
+        let (parent, _) = self.activation_target(root);
+        let spec = self.program.slots.spec(slot).clone();
+        let name = format!("d.{}", spec.name);
+        let view = self
+            .program
+            .slots
+            .view(parent, range.start, name, spec.shape)?;
+        self.gradients.insert(slot, view);
+        Ok(view)
+    }
+
+    /// Declares that the gradient of `slot` is what `gradient` holds.
+    ///
+    /// # Errors
+    /// [`PlanError::SecondGradient`] when the gradient exists already.
+    pub fn share(&mut self, slot: Slot, gradient: Slot, op: &'static str) -> Result<(), PlanError> {
+        match self.gradients.insert(slot, gradient) {
+            None => Ok(()),
+            Some(_) => Err(self.second(slot, op)),
+        }
+    }
+
+    /// Where the gradient of a parameter goes: assigned the first time, added afterwards.
+    pub fn parameter_target(&mut self, weight: Slot) -> (Slot, Store) {
+        if let Some((redirected, target)) = self.partial
+            && redirected == weight
+        {
+            return (target, Store::Assign);
+        }
+        match self.parameters.get(&weight) {
+            Some(&grad) => (grad, Store::Add),
+            None => {
+                // A parameter's view of the gradient arena has the parameter's own bounds.
+                let grad = self.mark_assigned(weight).unwrap_or(self.arenas.1);
+                (grad, Store::Assign)
+            }
+        }
+    }
+
+    /// Where an op that can only assign puts the gradient of a parameter.
+    ///
+    /// # Errors
+    /// [`PlanError::SecondGradient`] when another call wrote it already.
+    pub fn assigned_parameter_target(
+        &mut self,
+        weight: Slot,
+        op: &'static str,
+    ) -> Result<Slot, PlanError> {
+        match self.parameter_target(weight) {
+            (grad, Store::Assign) => Ok(grad),
+            (_, Store::Add) => Err(self.second(weight, op)),
+        }
+    }
+
+    /// A tensor that lives only between neighbouring calls of the backward.
+    pub fn scratch(&mut self, name: &str, shape: impl Into<Shape>) -> Slot {
+        let spec = TensorSpec::new(name, shape, DType::F32, Role::Scratch);
+        self.program.slots.add(spec)
+    }
+
+    /// Appends a backward call.
+    pub fn emit(&mut self, op: impl Into<Op>, reads: Vec<Slot>, writes: Vec<Slot>) {
+        self.program.call(op, reads, writes);
+    }
+
+    /// How a sum over `rows` tokens is cut; one chain a grain for `piece` of `None`.
+    pub fn token_sum(&self, rows: usize, piece: Option<usize>) -> TokenSum {
+        self.cut.sum(rows, piece)
+    }
+
+    /// How the sum over `rows` tokens of a weight gradient with `outputs` elements is cut.
+    pub fn weight_sum(&self, rows: usize, outputs: usize) -> TokenSum {
+        let default = weight_piece(self.cut.grain, outputs);
+        self.cut.sum(rows, Some(self.cut.piece.unwrap_or(default)))
+    }
+
+    /// The name of the first tensor a call writes; for error texts.
+    pub fn first_write_name(&self, call: &OpCall) -> String {
+        call.writes
+            .first()
+            .map_or_else(String::new, |&s| self.name(s))
+    }
+
+    fn add_gradient(&mut self, slot: Slot) -> Slot {
+        let spec = self.program.slots.spec(slot).clone();
+        let grad = self
+            .program
+            .activation(format!("d.{}", spec.name), spec.shape);
+        self.gradients.insert(slot, grad);
+        grad
+    }
+
+    fn name(&self, slot: Slot) -> String {
+        self.program.slots.spec(slot).name.clone()
+    }
+
+    fn second(&self, slot: Slot, op: &'static str) -> PlanError {
+        PlanError::SecondGradient {
+            op,
+            tensor: self.name(slot),
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The decoder-only transformers: Llama, Qwen2 (query, key and value biases) and Qwen3 (per-head norms
+//! of queries and keys).
+//!
+//! A layer is: residual + norm, one product for queries, keys and values, rotary (with the head norms),
+//! attention, output product, residual + norm, one product for gate and up, SwiGLU, down product. The
+//! residual addition of a sublayer is part of the next norm.
+
+use super::config::{Family, ModelConfig};
+use super::params::{Init, ParamGroup, ParamSpec};
+use super::{Derived, Head, Model};
+use crate::error::PlanError;
+use crate::num;
+use crate::op::Slot;
+use crate::op::attention::{Attention, AttentionShape};
+use crate::op::embed::Embed;
+use crate::op::matmul::Matmul;
+use crate::op::rms_norm::RmsNorm;
+use crate::op::rope::{Heads, QkNormRope, Rope};
+use crate::op::swiglu::SwiGlu;
+use crate::plan::{ParamSlots, StepInputs};
+use crate::program::ProgramBuilder;
+
+/// Elements of the largest head: one lane each in a head's reductions.
+pub const MAX_HEAD_DIM: usize = 256;
+
+const EMBED: &str = "model.embed_tokens.weight";
+const FINAL_NORM: &str = "model.norm.weight";
+const LM_HEAD: &str = "lm_head.weight";
+const ROPE_TABLE: &str = "rope_table";
+
+/// A transformer of one of the families in [`Family`].
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    config: ModelConfig,
+}
+
+/// The residual stream on its way through the layers: what the next norm adds.
+struct Stream {
+    residual: Slot,
+    delta: Option<Slot>,
+}
+
+impl Decoder {
+    /// The model of a configuration.
+    pub fn new(config: ModelConfig) -> Self {
+        Decoder { config }
+    }
+
+    fn heads(&self) -> Heads {
+        Heads {
+            n_heads: self.config.n_heads,
+            n_kv_heads: self.config.n_kv_heads,
+            head_dim: self.config.head_dim,
+        }
+    }
+
+    fn matrix(&self, name: String, rows: usize, columns: usize) -> ParamSpec {
+        ParamSpec {
+            name,
+            shape: [rows, columns].into(),
+            init: Init::Normal {
+                std: self.config.init_std as f32,
+            },
+        }
+    }
+
+    fn layer_parameters(&self, layer: usize, groups: &mut Vec<ParamGroup>) {
+        let c = &self.config;
+        let (d, head) = (c.d_model, c.head_dim);
+        let name = |suffix: &str| format!("model.layers.{layer}.{suffix}");
+        let sizes = [("q", c.n_heads), ("k", c.n_kv_heads), ("v", c.n_kv_heads)];
+        let projections = sizes.map(|(which, heads)| {
+            self.matrix(
+                name(&format!("self_attn.{which}_proj.weight")),
+                heads * head,
+                d,
+            )
+        });
+        groups.push(ParamGroup::fused(
+            name("self_attn.qkv_proj.weight"),
+            projections.into(),
+        ));
+        if c.family == Family::Qwen2 {
+            let biases = sizes.map(|(which, heads)| ParamSpec {
+                name: name(&format!("self_attn.{which}_proj.bias")),
+                shape: [heads * head].into(),
+                init: Init::Zeros,
+            });
+            groups.push(ParamGroup::fused(
+                name("self_attn.qkv_proj.bias"),
+                biases.into(),
+            ));
+        }
+        if c.family == Family::Qwen3 {
+            for which in ["q", "k"] {
+                let norm = name(&format!("self_attn.{which}_norm.weight"));
+                groups.push(ParamGroup::single(norm, [head], Init::Ones));
+            }
+        }
+        let square = |suffix: &str, rows, columns| {
+            let spec = self.matrix(name(suffix), rows, columns);
+            ParamGroup::single(spec.name, spec.shape, spec.init)
+        };
+        groups.push(square("self_attn.o_proj.weight", d, c.n_heads * head));
+        let gate_up = ["gate", "up"]
+            .map(|which| self.matrix(name(&format!("mlp.{which}_proj.weight")), c.d_ff, d));
+        groups.push(ParamGroup::fused(
+            name("mlp.gate_up_proj.weight"),
+            gate_up.into(),
+        ));
+        groups.push(square("mlp.down_proj.weight", d, c.d_ff));
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            let norm = name(&format!("{norm}.weight"));
+            groups.push(ParamGroup::single(norm, [d], Init::Ones));
+        }
+    }
+
+    fn norm(
+        &self,
+        program: &mut ProgramBuilder,
+        stream: &mut Stream,
+        weight: Slot,
+        name: &str,
+        rows: usize,
+    ) -> Slot {
+        let d = self.config.d_model;
+        let op = RmsNorm {
+            rows,
+            d_model: d,
+            eps: self.config.rms_norm_eps as f32,
+            residual: stream.delta.is_some(),
+        };
+        let h = program.activation(name, [rows, d]);
+        let rstd = program.activation(format!("{name}.rstd"), [rows]);
+        match stream.delta.take() {
+            None => program.call(op, vec![stream.residual, weight], vec![h, rstd]),
+            Some(delta) => {
+                let r = program.activation(format!("{name}.residual"), [rows, d]);
+                let reads = vec![stream.residual, delta, weight];
+                program.call(op, reads, vec![r, h, rstd]);
+                stream.residual = r;
+            }
+        }
+        h
+    }
+
+    fn attention(
+        &self,
+        program: &mut ProgramBuilder,
+        params: &ParamSlots,
+        inputs: &StepInputs,
+        (layer, h): (usize, Slot),
+    ) -> Result<Slot, PlanError> {
+        let c = &self.config;
+        let (rows, heads) = (inputs.rows(), self.heads());
+        let weight = |suffix: &str| params.get(&format!("model.layers.{layer}.self_attn.{suffix}"));
+        let local = |what: &str| format!("layers.{layer}.{what}");
+        let mut reads = vec![h, weight("qkv_proj.weight")?];
+        let bias = c.family == Family::Qwen2;
+        if bias {
+            reads.push(weight("qkv_proj.bias")?);
+        }
+        let mut qkv = program.activation(local("qkv"), [rows, heads.columns()]);
+        let product = Matmul {
+            rows,
+            n_in: c.d_model,
+            n_out: heads.columns(),
+            bias,
+        };
+        program.call(product, reads, vec![qkv]);
+        let table = inputs.derived(ROPE_TABLE)?;
+        let seq_len = inputs.seq_len;
+        if c.family == Family::Qwen3 {
+            let rotated = program.activation(local("qkv_rotated"), [rows, heads.columns()]);
+            let rstd = program.activation(local("qk_rstd"), [rows, heads.rotated()]);
+            let op = QkNormRope {
+                rows,
+                seq_len,
+                heads,
+                eps: c.rms_norm_eps as f32,
+            };
+            let reads = vec![
+                qkv,
+                weight("q_norm.weight")?,
+                weight("k_norm.weight")?,
+                table,
+            ];
+            program.call(op, reads, vec![rotated, rstd]);
+            qkv = rotated;
+        } else {
+            program.call(
+                Rope {
+                    rows,
+                    seq_len,
+                    heads,
+                },
+                vec![table],
+                vec![qkv],
+            );
+        }
+        let o = program.activation(local("attention"), [rows, heads.query_columns()]);
+        let lse = program.activation(local("lse"), [rows, heads.n_heads]);
+        let shape = AttentionShape {
+            batch: inputs.batch,
+            seq_len,
+            heads,
+        };
+        program.call(Attention { shape }, vec![qkv], vec![o, lse]);
+        let y = program.activation(local("attention_out"), [rows, c.d_model]);
+        let product = Matmul {
+            rows,
+            n_in: heads.query_columns(),
+            n_out: c.d_model,
+            bias: false,
+        };
+        program.call(product, vec![o, weight("o_proj.weight")?], vec![y]);
+        Ok(y)
+    }
+
+    fn mlp(
+        &self,
+        program: &mut ProgramBuilder,
+        params: &ParamSlots,
+        rows: usize,
+        (layer, h): (usize, Slot),
+    ) -> Result<Slot, PlanError> {
+        let (d, d_ff) = (self.config.d_model, self.config.d_ff);
+        let weight = |suffix: &str| params.get(&format!("model.layers.{layer}.mlp.{suffix}"));
+        let gate_up = program.activation(format!("layers.{layer}.gate_up"), [rows, 2 * d_ff]);
+        let product = Matmul {
+            rows,
+            n_in: d,
+            n_out: 2 * d_ff,
+            bias: false,
+        };
+        program.call(
+            product,
+            vec![h, weight("gate_up_proj.weight")?],
+            vec![gate_up],
+        );
+        let a = program.activation(format!("layers.{layer}.swiglu"), [rows, d_ff]);
+        program.call(SwiGlu { rows, d_ff }, vec![gate_up], vec![a]);
+        let y = program.activation(format!("layers.{layer}.mlp_out"), [rows, d]);
+        let product = Matmul {
+            rows,
+            n_in: d_ff,
+            n_out: d,
+            bias: false,
+        };
+        program.call(product, vec![a, weight("down_proj.weight")?], vec![y]);
+        Ok(y)
+    }
+}
+
+impl Model for Decoder {
+    fn parameters(&self) -> Vec<ParamGroup> {
+        let c = &self.config;
+        let std = Init::Normal {
+            std: c.init_std as f32,
+        };
+        let mut groups = vec![ParamGroup::single(EMBED, [c.vocab_size, c.d_model], std)];
+        for layer in 0..c.n_layers {
+            self.layer_parameters(layer, &mut groups);
+        }
+        groups.push(ParamGroup::single(FINAL_NORM, [c.d_model], Init::Ones));
+        if !c.tie_embeddings {
+            groups.push(ParamGroup::single(LM_HEAD, [c.vocab_size, c.d_model], std));
+        }
+        groups
+    }
+
+    fn derived(&self, seq_len: usize) -> Vec<Derived> {
+        let half = self.config.head_dim / 2;
+        vec![Derived {
+            name: ROPE_TABLE,
+            shape: vec![seq_len, half, 2],
+            values: rope_table(seq_len, self.config.head_dim, self.config.rope_theta),
+        }]
+    }
+
+    fn forward(
+        &self,
+        program: &mut ProgramBuilder,
+        params: &ParamSlots,
+        inputs: &StepInputs,
+    ) -> Result<Head, PlanError> {
+        let c = &self.config;
+        let rows = inputs.rows();
+        if c.head_dim > MAX_HEAD_DIM {
+            return Err(PlanError::Size {
+                what: "head_dim",
+                expected: "at most 256",
+                found: c.head_dim,
+            });
+        }
+        let table = params.get(EMBED)?;
+        let x = program.activation("embed", [rows, c.d_model]);
+        let op = Embed {
+            rows,
+            vocab_size: c.vocab_size,
+            d_model: c.d_model,
+        };
+        program.call(op, vec![inputs.ids, table], vec![x]);
+        let mut stream = Stream {
+            residual: x,
+            delta: None,
+        };
+        for layer in 0..c.n_layers {
+            let norm = params.get(&format!("model.layers.{layer}.input_layernorm.weight"))?;
+            let name = format!("layers.{layer}.attention_norm");
+            let h = self.norm(program, &mut stream, norm, &name, rows);
+            stream.delta = Some(self.attention(program, params, inputs, (layer, h))?);
+            let norm = format!("model.layers.{layer}.post_attention_layernorm.weight");
+            let name = format!("layers.{layer}.mlp_norm");
+            let h = self.norm(program, &mut stream, params.get(&norm)?, &name, rows);
+            stream.delta = Some(self.mlp(program, params, rows, (layer, h))?);
+        }
+        let hidden = self.norm(
+            program,
+            &mut stream,
+            params.get(FINAL_NORM)?,
+            "final_norm",
+            rows,
+        );
+        let weight = if c.tie_embeddings {
+            table
+        } else {
+            params.get(LM_HEAD)?
+        };
+        Ok(Head {
+            hidden,
+            weight,
+            vocab_size: c.vocab_size,
+            d_model: c.d_model,
+        })
+    }
+}
+
+/// `(cos, sin)` of `position · theta^(-2i / head_dim)`, [seq_len, head_dim / 2, 2].
+///
+/// As transformers does it, the frequency and the angle are rounded to f32 before cosine and sine.
+pub fn rope_table(seq_len: usize, head_dim: usize, theta: f64) -> Vec<f32> {
+    let mut table = Vec::with_capacity(seq_len * head_dim);
+    for position in 0..seq_len {
+        for i in 0..head_dim / 2 {
+            let exponent = (2 * i) as f64 / head_dim as f64;
+            let frequency = (1.0 / libm::pow(theta, exponent)) as f32;
+            let (sin, cos) = num::sin_cos(position as f32 * frequency);
+            table.extend([cos, sin]);
+        }
+    }
+    table
+}

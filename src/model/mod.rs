@@ -1,0 +1,49 @@
+//! Model families: from a configuration to parameters, tensor names and forward calls.
+
+pub mod config;
+pub mod decoder;
+pub mod params;
+
+use crate::error::PlanError;
+use crate::op::Slot;
+use crate::plan::{ParamSlots, StepInputs};
+use crate::program::ProgramBuilder;
+
+/// The end of a model's forward calls: what the loss is computed from.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// The last hidden states, [rows, d_model].
+    pub hidden: Slot,
+    /// The output projection, [vocab_size, d_model]; the embedding table itself when tied.
+    pub weight: Slot,
+    pub vocab_size: usize,
+    pub d_model: usize,
+}
+
+/// A tensor computed on the host from the configuration, before the first step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Derived {
+    pub name: &'static str,
+    pub shape: Vec<usize>,
+    pub values: Vec<f32>,
+}
+
+/// What a model family gives the planner.
+pub trait Model {
+    /// The parameters, in the order in which they are registered.
+    fn parameters(&self) -> Vec<params::ParamGroup>;
+
+    /// The derived tensors for sequences of `seq_len`.
+    fn derived(&self, seq_len: usize) -> Vec<Derived>;
+
+    /// Emits the forward calls up to the last hidden states.
+    ///
+    /// # Errors
+    /// Sizes that an op does not support.
+    fn forward(
+        &self,
+        program: &mut ProgramBuilder,
+        params: &ParamSlots,
+        inputs: &StepInputs,
+    ) -> Result<Head, PlanError>;
+}

@@ -1,0 +1,98 @@
+//! The parameters of a model: named tensors in groups whose members lie side by side.
+//!
+//! A group is one matrix to the program (the query, key and value projections are one product) and
+//! several tensors to everyone else: files, digests, reports.
+
+use crate::shape::Shape;
+
+/// How a parameter starts when it is not read from a folder.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal numbers with mean 0 and this standard deviation, from Philox.
+    Normal {
+        std: f32,
+    },
+    Ones,
+    Zeros,
+}
+
+/// Whether a group is trained and whether weight decay applies to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Training {
+    /// Trained, with weight decay: tensors of two or more dimensions.
+    Decayed,
+    /// Trained, without weight decay.
+    Undecayed,
+    /// Never changed.
+    Frozen,
+}
+
+/// One named tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    pub name: String,
+    pub shape: Shape,
+    pub init: Init,
+}
+
+/// Tensors that lie side by side, in order, without padding between them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamGroup {
+    /// The name under which the program finds the whole group.
+    pub name: String,
+    pub tensors: Vec<ParamSpec>,
+    pub training: Training,
+}
+
+impl ParamGroup {
+    /// A group of one tensor, named after it.
+    pub fn single(name: impl Into<String>, shape: impl Into<Shape>, init: Init) -> Self {
+        let (name, shape) = (name.into(), shape.into());
+        let training = match shape.dims().len() {
+            0 | 1 => Training::Undecayed,
+            _ => Training::Decayed,
+        };
+        ParamGroup {
+            tensors: vec![ParamSpec {
+                name: name.clone(),
+                shape,
+                init,
+            }],
+            name,
+            training,
+        }
+    }
+
+    /// Several tensors as one; their outermost dimensions are concatenated.
+    pub fn fused(name: impl Into<String>, tensors: Vec<ParamSpec>) -> Self {
+        let matrices = tensors.iter().all(|t| t.shape.dims().len() >= 2);
+        ParamGroup {
+            name: name.into(),
+            tensors,
+            training: if matrices {
+                Training::Decayed
+            } else {
+                Training::Undecayed
+            },
+        }
+    }
+
+    /// Elements of all tensors.
+    pub fn elements(&self) -> usize {
+        self.tensors.iter().map(|t| t.shape.elements()).sum()
+    }
+
+    /// The shape of the whole group.
+    pub fn shape(&self) -> Shape {
+        let rows = self
+            .tensors
+            .iter()
+            .map(|t| t.shape.dims().first().copied().unwrap_or(1))
+            .sum();
+        let mut dims = vec![rows];
+        if let Some(first) = self.tensors.first() {
+            dims.extend(first.shape.dims().iter().skip(1));
+        }
+        Shape::new(dims)
+    }
+}

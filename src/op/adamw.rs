@@ -1,0 +1,49 @@
+//! AdamW over the whole parameter arena in one call. Updates in place, or leaves every bit when the
+//! step was dropped.
+//!
+//! Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
+
+use serde::{Deserialize, Serialize};
+
+use super::step_values::{REPORT_WORDS, SCALAR_WORDS};
+use super::{Access, OpRule, Operand, Signature};
+use crate::shape::DType;
+
+/// With `g = grad · clip_coefficient` and the step's `lr, c1, c2, decay` from the scalars:
+/// `m = fma(beta1, m, (1 - beta1) · g)`, `v = fma(beta2, v, ((1 - beta2) · g) · g)`,
+/// `u = (m · c1) / (sqrt(v · c2) + eps)`, `p = fma(-lr, u, p · decay)`.
+///
+/// The first `decayed` elements decay; the others have a decay factor of one and their `p` is not
+/// multiplied. `1 - beta` is computed in f64 from the recipe's betas and rounded once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamW {
+    pub elements: usize,
+    pub decayed: usize,
+    pub beta1: f32,
+    pub one_minus_beta1: f32,
+    pub beta2: f32,
+    pub one_minus_beta2: f32,
+    pub eps: f32,
+}
+
+impl OpRule for AdamW {
+    fn stem(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn signature(&self) -> Signature {
+        let n = [self.elements];
+        Signature {
+            reads: vec![
+                Operand::read("grad", n, DType::F32),
+                Operand::read("scalars", [SCALAR_WORDS], DType::F32),
+                Operand::read("report", [REPORT_WORDS], DType::U32),
+            ],
+            writes: vec![
+                Operand::store("param", n, DType::F32, Access::Update),
+                Operand::store("moment1", n, DType::F32, Access::Update),
+                Operand::store("moment2", n, DType::F32, Access::Update),
+            ],
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The ops of a step: one file an op, forward and backward together.
+//!
+//! An op is data: its attributes fix the shape of every operand, what it reads and what it writes.
+//! Backends implement ops; programs are lists of calls. Every op states whether it assigns or
+//! accumulates. Operands marked [`Access::Update`] are read and written in place.
+
+pub mod adamw;
+pub mod attention;
+pub mod bias;
+pub mod clip;
+pub mod cross_entropy;
+pub mod embed;
+pub mod matmul;
+pub mod rms_norm;
+pub mod rope;
+pub mod step_values;
+pub mod swiglu;
+pub mod tree_add;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::PlanError;
+use crate::grad::GradBuilder;
+use crate::shape::{DType, Shape};
+
+/// A tensor of the program: an index into its slot table, never a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Slot(pub u32);
+
+impl Slot {
+    /// The index into the slot table.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Whether an op replaces what its output held or adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Store {
+    /// Every element of the output is written.
+    Assign,
+    /// Every element of the output becomes its old value plus the result.
+    Add,
+}
+
+impl Store {
+    /// How an output stored this way is touched.
+    pub fn access(self) -> Access {
+        match self {
+            Store::Assign => Access::Write,
+            Store::Add => Access::Update,
+        }
+    }
+}
+
+/// How a call touches an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Written whole, never read.
+    Write,
+    /// Read and written in place.
+    Update,
+}
+
+/// One operand an op expects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// The operand's name in the op's formula.
+    pub name: &'static str,
+    /// Expected shape; only the number of elements is binding, so that a view may be reshaped.
+    pub shape: Shape,
+    pub dtype: DType,
+    pub access: Access,
+}
+
+impl Operand {
+    /// An operand that is read.
+    pub fn read(name: &'static str, shape: impl Into<Shape>, dtype: DType) -> Self {
+        Operand {
+            name,
+            shape: shape.into(),
+            dtype,
+            access: Access::Read,
+        }
+    }
+
+    /// An operand that is written or updated.
+    pub fn store(
+        name: &'static str,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        access: Access,
+    ) -> Self {
+        Operand {
+            name,
+            shape: shape.into(),
+            dtype,
+            access,
+        }
+    }
+}
+
+/// All operands of an op, in the order a call lists them: first `reads`, then `writes`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    pub reads: Vec<Operand>,
+    pub writes: Vec<Operand>,
+}
+
+/// What every op states about itself.
+pub trait OpRule {
+    /// The op's name: the stem of its files on every backend.
+    fn stem(&self) -> &'static str;
+
+    /// The operands it takes, fixed by its attributes.
+    fn signature(&self) -> Signature;
+
+    /// Floating-point operations of one call, a multiply-add counted as two; 0 where bytes decide.
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    /// Emits the calls that carry gradients from this call's outputs to its inputs.
+    ///
+    /// # Errors
+    /// [`PlanError::NoBackward`] unless the op has a derivative.
+    fn backward(&self, call: &OpCall, grads: &mut GradBuilder) -> Result<(), PlanError> {
+        Err(PlanError::NoBackward {
+            op: self.stem(),
+            tensor: grads.first_write_name(call),
+        })
+    }
+}
+
+/// One call of the program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpCall {
+    pub op: Op,
+    /// Operands that are only read.
+    pub reads: Vec<Slot>,
+    /// Operands that are written or updated in place.
+    pub writes: Vec<Slot>,
+}
+
+macro_rules! ops {
+    ($($variant:ident($path:path)),+ $(,)?) => {
+        /// The closed set of ops.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub enum Op { $($variant($path)),+ }
+
+        impl Op {
+            /// The op's own statements about itself.
+            pub fn rule(&self) -> &dyn OpRule {
+                match self { $(Op::$variant(op) => op),+ }
+            }
+        }
+
+        $(impl From<$path> for Op {
+            fn from(op: $path) -> Self { Op::$variant(op) }
+        })+
+    };
+}
+
+ops! {
+    Embed(embed::Embed),
+    EmbedGrad(embed::EmbedGrad),
+    RmsNorm(rms_norm::RmsNorm),
+    RmsNormGrad(rms_norm::RmsNormGrad),
+    Matmul(matmul::Matmul),
+    MatmulGradInput(matmul::MatmulGradInput),
+    MatmulGradWeight(matmul::MatmulGradWeight),
+    BiasGrad(bias::BiasGrad),
+    Rope(rope::Rope),
+    RopeGrad(rope::RopeGrad),
+    QkNormRope(rope::QkNormRope),
+    QkNormRopeGrad(rope::QkNormRopeGrad),
+    Attention(attention::Attention),
+    AttentionDelta(attention::AttentionDelta),
+    AttentionGradQuery(attention::AttentionGradQuery),
+    AttentionGradKeyValue(attention::AttentionGradKeyValue),
+    SwiGlu(swiglu::SwiGlu),
+    SwiGluGrad(swiglu::SwiGluGrad),
+    CrossEntropy(cross_entropy::CrossEntropy),
+    LossSum(cross_entropy::LossSum),
+    TreeAdd(tree_add::TreeAdd),
+    GradSquares(clip::GradSquares),
+    Clip(clip::Clip),
+    AdamW(adamw::AdamW),
+}
+
+/// The op's name and its attributes as `stem{key=value,…}`, the form manifests hold.
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = serde_json::to_value(self).map_err(|_| fmt::Error)?;
+        write!(f, "{}", self.rule().stem())?;
+        match value.as_object().and_then(|o| o.values().next()) {
+            Some(attributes) => write_attributes(f, attributes),
+            None => Ok(()),
+        }
+    }
+}
+
+fn write_attributes(f: &mut fmt::Formatter<'_>, value: &serde_json::Value) -> fmt::Result {
+    use serde_json::Value;
+    match value {
+        Value::Object(map) => {
+            write!(f, "{{")?;
+            for (i, (key, v)) in map.iter().enumerate() {
+                let comma = if i > 0 { "," } else { "" };
+                write!(f, "{comma}{key}=")?;
+                write_attributes(f, v)?;
+            }
+            write!(f, "}}")
+        }
+        Value::String(s) => write!(f, "{s}"),
+        // Every fractional attribute is an f32; printed as one, it is the shortest text that
+        // reads back to the same bits.
+        Value::Number(n) if n.is_f64() => match n.as_f64() {
+            Some(x) => write!(f, "{:e}", x as f32),
+            None => Err(fmt::Error),
+        },
+        other => write!(f, "{other}"),
+    }
+}

@@ -1,0 +1,367 @@
+//! The plan of a run: parameters placed in their arenas, and the programs over one layout.
+//!
+//! The order is: forward of the body; for each row chunk of the head its product, the cross-entropy
+//! and at once their backward, so that only one chunk of logits exists; backward of the body; loss,
+//! norm, clip, AdamW.
+
+use std::collections::BTreeMap;
+
+use crate::error::PlanError;
+use crate::layout::Layout;
+use crate::manifest::Manifest;
+use crate::model::Model;
+use crate::model::params::{Init, Training};
+use crate::num::tree::TokenSum;
+use crate::op::adamw::AdamW;
+use crate::op::clip::{Clip, GradSquares};
+use crate::op::{OpCall, Slot};
+use crate::program::{ProgramBuilder, SlotTable};
+use crate::shape::{DType, Role, TensorSpec};
+
+mod head;
+mod place;
+
+use head::HeadPlan;
+
+/// How sums over tokens are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenCut {
+    /// Tokens of one grain.
+    pub grain: usize,
+    /// Tokens of one piece of a weight gradient, where the recipe sets it.
+    pub piece: Option<usize>,
+}
+
+impl TokenCut {
+    /// The cut of a sum over `rows` tokens; one chain a grain for `piece` of `None`.
+    pub fn sum(&self, rows: usize, piece: Option<usize>) -> TokenSum {
+        let grain = self.grain.min(rows).max(1);
+        TokenSum {
+            tokens: rows,
+            grain,
+            piece: piece.unwrap_or(grain).min(grain),
+        }
+    }
+}
+
+/// The constants of a run that are baked into its program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanConfig {
+    pub batch: usize,
+    pub seq_len: usize,
+    /// Sequences of one grain.
+    pub grain: usize,
+    /// Tokens of one piece of a weight gradient; `None` for the default.
+    pub piece_tokens: Option<usize>,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub domain: String,
+}
+
+/// A named parameter and where it lies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    pub name: String,
+    pub slot: Slot,
+    /// The gradient and the two moments; `None` for a frozen parameter.
+    pub state: Option<ParamState>,
+    pub init: Init,
+    pub training: Training,
+}
+
+/// The slots AdamW keeps for a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamState {
+    pub grad: Slot,
+    pub moment1: Slot,
+    pub moment2: Slot,
+}
+
+/// The slots of parameter groups, by name.
+#[derive(Clone, Debug, Default)]
+pub struct ParamSlots(BTreeMap<String, Slot>);
+
+impl ParamSlots {
+    /// The slot of a group.
+    ///
+    /// # Errors
+    /// [`PlanError::NoGradient`] names a group that the model did not register.
+    pub fn get(&self, name: &str) -> Result<Slot, PlanError> {
+        self.0
+            .get(name)
+            .copied()
+            .ok_or_else(|| PlanError::NoGradient {
+                parameter: name.to_owned(),
+            })
+    }
+}
+
+/// What the caller writes before a step, and the derived tensors.
+#[derive(Clone, Debug)]
+pub struct StepInputs {
+    pub batch: usize,
+    pub seq_len: usize,
+    /// Token ids, [batch, seq_len].
+    pub ids: Slot,
+    /// Targets, [batch, seq_len].
+    pub targets: Slot,
+    /// Loss weights, [batch, seq_len].
+    pub weights: Slot,
+    /// The per-step values.
+    pub scalars: Slot,
+    derived: BTreeMap<&'static str, Slot>,
+}
+
+impl StepInputs {
+    /// Tokens of the batch.
+    pub fn rows(&self) -> usize {
+        self.batch * self.seq_len
+    }
+
+    /// The slot of a derived tensor.
+    ///
+    /// # Errors
+    /// [`PlanError::NoGradient`] names a tensor that the model did not declare.
+    pub fn derived(&self, name: &str) -> Result<Slot, PlanError> {
+        self.derived
+            .get(name)
+            .copied()
+            .ok_or_else(|| PlanError::NoGradient {
+                parameter: name.to_owned(),
+            })
+    }
+}
+
+/// What a step leaves for the host.
+#[derive(Clone, Copy, Debug)]
+pub struct StepOutputs {
+    pub row_loss: Slot,
+    pub row_hit: Slot,
+    pub loss: Slot,
+    pub report: Slot,
+}
+
+/// The four flat arenas of the trained parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct ParamArenas {
+    pub param: Slot,
+    pub grad: Slot,
+    pub moment1: Slot,
+    pub moment2: Slot,
+}
+
+/// The programs over one layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ProgramKind {
+    /// Forward, backward, clip and AdamW.
+    Step,
+    /// Forward and loss; changes nothing that survives.
+    Evaluate,
+}
+
+/// Everything known about a run before it starts.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub slots: SlotTable,
+    /// In parameter order: the order of the arenas.
+    pub params: Vec<Param>,
+    pub arenas: ParamArenas,
+    pub inputs: StepInputs,
+    pub outputs: StepOutputs,
+    /// Host-computed tensors and their slots.
+    pub derived: Vec<(Slot, Vec<f32>)>,
+    /// Logits of each row chunk while the head runs: the slot and its first row.
+    pub logits: Vec<(Slot, usize)>,
+    pub config: PlanConfig,
+    pub layout: Layout,
+    step: Vec<OpCall>,
+    evaluate: Vec<OpCall>,
+}
+
+impl Plan {
+    /// Plans the step of `model`.
+    ///
+    /// # Errors
+    /// Sizes an op does not support; a parameter without a gradient; two parameters of one name.
+    pub fn build(model: &dyn Model, config: PlanConfig) -> Result<Plan, PlanError> {
+        let mut program = ProgramBuilder::default();
+        let placed = place::parameters(&mut program, &model.parameters())?;
+        let (inputs, derived) = place::inputs(&mut program, model, &config);
+        let outputs = place::outputs(&mut program, inputs.rows());
+        let body_head = model.forward(&mut program, &placed.groups, &inputs)?;
+        let body = std::mem::take(&mut program.calls);
+        let cut = TokenCut {
+            grain: config.grain * config.seq_len,
+            piece: config.piece_tokens,
+        };
+        let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), cut)?;
+
+        program.calls = body.clone();
+        head.evaluate(&mut program);
+        let evaluate = std::mem::take(&mut program.calls);
+
+        program.calls = body.clone();
+        let reached = head.step(&mut program, &body, placed.arenas)?;
+        optimizer(&mut program, &placed, &config, (&inputs, outputs));
+        let step = std::mem::take(&mut program.calls);
+        check_reached(&program.slots, &placed.params, &reached)?;
+        program.slots.check(&step)?;
+        program.slots.check(&evaluate)?;
+        let layout = Layout::plan(&program.slots, &[&step, &evaluate]);
+        Ok(Plan {
+            slots: program.slots,
+            params: placed.params,
+            arenas: placed.arenas,
+            inputs,
+            outputs,
+            derived,
+            logits: head.logits(),
+            config,
+            layout,
+            step,
+            evaluate,
+        })
+    }
+
+    /// The calls of a program.
+    pub fn calls(&self, kind: ProgramKind) -> &[OpCall] {
+        match kind {
+            ProgramKind::Step => &self.step,
+            ProgramKind::Evaluate => &self.evaluate,
+        }
+    }
+
+    /// The manifest of the step.
+    pub fn manifest(&self) -> Manifest {
+        Manifest::of(&self.slots, &self.layout, &self.step, &self.config.domain)
+    }
+
+    /// Tokens of one step.
+    pub fn tokens(&self) -> usize {
+        self.inputs.rows()
+    }
+
+    /// Trained and frozen elements, padding apart.
+    pub fn parameter_count(&self) -> usize {
+        self.params
+            .iter()
+            .map(|p| self.slots.spec(p.slot).shape.elements())
+            .sum()
+    }
+
+    /// Floating-point operations of a program, a multiply-add counted as two.
+    pub fn flops(&self, kind: ProgramKind) -> u64 {
+        self.calls(kind).iter().map(|c| c.op.rule().flops()).sum()
+    }
+}
+
+/// The norm over the whole gradient arena, the clip decision, and one AdamW call.
+fn optimizer(
+    program: &mut ProgramBuilder,
+    placed: &place::Placed,
+    config: &PlanConfig,
+    (inputs, outputs): (&StepInputs, StepOutputs),
+) {
+    let arenas = placed.arenas;
+    let elements = program.slots.spec(arenas.param).shape.elements();
+    let squares = GradSquares { elements };
+    let partials = squares.partials();
+    let spec = TensorSpec::new("grad_squares", [partials], DType::F64, Role::Scratch);
+    let sums = program.slots.add(spec);
+    program.call(squares, vec![arenas.grad], vec![sums]);
+    let reads = vec![sums, outputs.loss, inputs.scalars];
+    program.call(Clip { partials }, reads, vec![outputs.report]);
+    let adamw = AdamW {
+        elements,
+        decayed: placed.decayed,
+        beta1: config.beta1 as f32,
+        one_minus_beta1: (1.0 - config.beta1) as f32,
+        beta2: config.beta2 as f32,
+        one_minus_beta2: (1.0 - config.beta2) as f32,
+        eps: config.eps as f32,
+    };
+    program.call(
+        adamw,
+        vec![arenas.grad, inputs.scalars, outputs.report],
+        vec![arenas.param, arenas.moment1, arenas.moment2],
+    );
+}
+
+fn check_reached(slots: &SlotTable, params: &[Param], reached: &[Slot]) -> Result<(), PlanError> {
+    let missing = params
+        .iter()
+        .filter(|p| p.state.is_some())
+        .find(|p| !reached.iter().any(|&r| slots.overlap(r, p.slot)));
+    match missing {
+        None => Ok(()),
+        Some(p) => Err(PlanError::NoGradient {
+            parameter: p.name.clone(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::config::{Family, ModelConfig};
+    use crate::model::decoder::Decoder;
+
+    fn tiny(family: Family, tie_embeddings: bool, vocab_size: usize) -> Decoder {
+        Decoder::new(ModelConfig {
+            family,
+            vocab_size,
+            d_model: 64,
+            n_layers: 2,
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim: 16,
+            d_ff: 96,
+            rope_theta: 1e4,
+            rms_norm_eps: 1e-5,
+            tie_embeddings,
+            max_seq_len: 32,
+            init_std: 0.02,
+        })
+    }
+
+    fn config(batch: usize, seq_len: usize, grain: usize) -> PlanConfig {
+        PlanConfig {
+            batch,
+            seq_len,
+            grain,
+            piece_tokens: None,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            domain: "f32".into(),
+        }
+    }
+
+    #[test]
+    fn every_family_plans() {
+        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+            for tied in [false, true] {
+                let plan = Plan::build(&tiny(family, tied, 160), config(3, 24, 3)).unwrap();
+                println!("{}", plan.manifest().text());
+                println!("{}", plan.layout.describe());
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_vocabulary_is_processed_in_row_chunks() {
+        let vocab = 1 << 20;
+        let plan = Plan::build(&tiny(Family::Llama, false, vocab), config(5, 256, 5)).unwrap();
+        let chunks: Vec<usize> = plan.logits.iter().map(|c| c.1).collect();
+        assert_eq!(chunks, [0, 256, 512, 768, 1024]);
+        let logits = plan.slots.spec(plan.logits[0].0).bytes();
+        assert_eq!(logits, 256 * vocab * 4, "one chunk of 1 GiB, not five");
+        let merges = plan
+            .calls(ProgramKind::Step)
+            .iter()
+            .filter(|c| matches!(c.op, crate::op::Op::TreeAdd(_)))
+            .count();
+        assert_eq!(merges, 4, "five leaves make four merges");
+    }
+}

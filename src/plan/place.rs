@@ -1,0 +1,173 @@
+//! Places parameters, inputs and outputs in the slot table.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Param, ParamArenas, ParamSlots, ParamState, PlanConfig, StepInputs, StepOutputs};
+use crate::error::PlanError;
+use crate::model::Model;
+use crate::model::params::{ParamGroup, Training};
+use crate::op::Slot;
+use crate::op::step_values::{REPORT_WORDS, SCALAR_WORDS};
+use crate::program::ProgramBuilder;
+use crate::shape::{DType, Role, Shape, TensorSpec};
+
+/// A parameter group starts at a multiple of this many elements of its arena.
+const GROUP_ALIGNMENT: usize = 64;
+
+/// The parameters with their places.
+pub struct Placed {
+    /// In arena order.
+    pub params: Vec<Param>,
+    pub groups: ParamSlots,
+    pub arenas: ParamArenas,
+    /// Elements of the arenas to which weight decay applies; they come first.
+    pub decayed: usize,
+}
+
+/// Decayed groups first, then the others: the decay of an element follows from its place.
+pub fn parameters(
+    program: &mut ProgramBuilder,
+    groups: &[ParamGroup],
+) -> Result<Placed, PlanError> {
+    let mut names = BTreeSet::new();
+    for tensor in groups.iter().flat_map(|g| &g.tensors) {
+        if !names.insert(tensor.name.as_str()) {
+            return Err(PlanError::DuplicateParameter {
+                parameter: tensor.name.clone(),
+            });
+        }
+    }
+    let of = |training: Training| groups.iter().filter(move |g| g.training == training);
+    let size = |training| -> usize {
+        of(training)
+            .map(|g| g.elements().next_multiple_of(GROUP_ALIGNMENT))
+            .sum()
+    };
+    let decayed = size(Training::Decayed);
+    let trained = decayed + size(Training::Undecayed);
+    let mut arena = |name: &str, role| {
+        let spec = TensorSpec::new(name, [trained], DType::F32, role);
+        program.slots.add(spec)
+    };
+    let arenas = ParamArenas {
+        param: arena("param", Role::Param),
+        grad: arena("grad", Role::Grad),
+        moment1: arena("moment1", Role::Moment1),
+        moment2: arena("moment2", Role::Moment2),
+    };
+    let frozen_elements = size(Training::Frozen);
+    let frozen = (frozen_elements > 0).then(|| {
+        let spec = TensorSpec::new("frozen", [frozen_elements], DType::F32, Role::Frozen);
+        program.slots.add(spec)
+    });
+    let mut params = Vec::new();
+    let mut slots = ParamSlots::default();
+    let trained_groups = of(Training::Decayed).chain(of(Training::Undecayed));
+    place_groups(
+        program,
+        trained_groups,
+        (arenas.param, Some(arenas)),
+        (&mut params, &mut slots),
+    )?;
+    if let Some(root) = frozen {
+        place_groups(
+            program,
+            of(Training::Frozen),
+            (root, None),
+            (&mut params, &mut slots),
+        )?;
+    }
+    Ok(Placed {
+        params,
+        groups: slots,
+        arenas,
+        decayed,
+    })
+}
+
+fn place_groups<'g>(
+    program: &mut ProgramBuilder,
+    groups: impl Iterator<Item = &'g ParamGroup>,
+    (root, arenas): (Slot, Option<ParamArenas>),
+    (params, slots): (&mut Vec<Param>, &mut ParamSlots),
+) -> Result<(), PlanError> {
+    let mut start = 0;
+    for group in groups {
+        let whole = program
+            .slots
+            .view(root, start, &group.name, group.shape())?;
+        slots.0.insert(group.name.clone(), whole);
+        let mut at = start;
+        for tensor in &group.tensors {
+            let mut view = |root: Slot, prefix: &str| {
+                let name = format!("{prefix}{}", tensor.name);
+                program.slots.view(root, at, name, tensor.shape.clone())
+            };
+            let slot = match group.tensors.len() {
+                1 => whole,
+                _ => view(root, "")?,
+            };
+            let state = match arenas {
+                None => None,
+                Some(a) => Some(ParamState {
+                    grad: view(a.grad, "grad.")?,
+                    moment1: view(a.moment1, "moment1.")?,
+                    moment2: view(a.moment2, "moment2.")?,
+                }),
+            };
+            params.push(Param {
+                name: tensor.name.clone(),
+                slot,
+                state,
+                init: tensor.init,
+                training: group.training,
+            });
+            at += tensor.shape.elements();
+        }
+        start += group.elements().next_multiple_of(GROUP_ALIGNMENT);
+    }
+    Ok(())
+}
+
+/// Declares the inputs of a step and the derived tensors with their values.
+pub fn inputs(
+    program: &mut ProgramBuilder,
+    model: &dyn Model,
+    config: &PlanConfig,
+) -> (StepInputs, Vec<(Slot, Vec<f32>)>) {
+    let tokens = Shape::from([config.batch, config.seq_len]);
+    let mut add = |name: &str, shape: Shape, dtype, role| {
+        program.slots.add(TensorSpec::new(name, shape, dtype, role))
+    };
+    let mut inputs = StepInputs {
+        batch: config.batch,
+        seq_len: config.seq_len,
+        ids: add("input_ids", tokens.clone(), DType::I32, Role::Input),
+        targets: add("targets", tokens.clone(), DType::I32, Role::Input),
+        weights: add("weights", tokens, DType::F32, Role::Input),
+        scalars: add("scalars", [SCALAR_WORDS].into(), DType::F32, Role::Scalars),
+        derived: BTreeMap::new(),
+    };
+    let mut tensors = Vec::new();
+    for derived in model.derived(config.seq_len) {
+        let shape = Shape::new(derived.shape);
+        let slot = add(derived.name, shape, DType::F32, Role::Derived);
+        inputs.derived.insert(derived.name, slot);
+        tensors.push((slot, derived.values));
+    }
+    (inputs, tensors)
+}
+
+/// Declares what a step leaves for the host.
+pub fn outputs(program: &mut ProgramBuilder, rows: usize) -> StepOutputs {
+    let mut add = |name: &str, elements: usize, dtype| {
+        let spec = TensorSpec::new(name, [elements], dtype, Role::Report);
+        program.slots.add(spec)
+    };
+    StepOutputs {
+        row_loss: add("row_loss", rows, DType::F32),
+        row_hit: add("row_hit", rows, DType::U32),
+        loss: add("loss", 1, DType::F32),
+        report: add("report", REPORT_WORDS, DType::U32),
+    }
+}

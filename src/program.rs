@@ -1,0 +1,221 @@
+//! The program: a table of slots and the calls over them, known before anything runs.
+//!
+//! A slot either owns its place in the arena or is a view of another slot: a parameter is a view of
+//! the parameter arena, a row chunk a view of its activation. A program never holds a pointer.
+
+use std::ops::Range;
+
+use crate::error::PlanError;
+use crate::op::{Access, Op, OpCall, Slot};
+use crate::shape::{DType, Role, Shape, TensorSpec};
+
+/// One entry of the slot table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlotDef {
+    pub spec: TensorSpec,
+    /// The slot this one is a part of, and the element it starts at; `None` for a slot of its own.
+    pub view: Option<(Slot, usize)>,
+}
+
+/// All slots of a plan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SlotTable {
+    defs: Vec<SlotDef>,
+}
+
+impl SlotTable {
+    /// Adds a slot with a place of its own.
+    pub fn add(&mut self, spec: TensorSpec) -> Slot {
+        self.push(SlotDef { spec, view: None })
+    }
+
+    /// Adds a view of `parent` that starts at element `start`.
+    ///
+    /// # Errors
+    /// [`PlanError::ViewOutOfBounds`] when it reaches beyond the parent.
+    pub fn view(
+        &mut self,
+        parent: Slot,
+        start: usize,
+        name: impl Into<String>,
+        shape: impl Into<Shape>,
+    ) -> Result<Slot, PlanError> {
+        let owner = self.spec(parent);
+        let spec = TensorSpec::new(name, shape, owner.dtype, owner.role);
+        let end = start + spec.shape.elements();
+        if end > owner.shape.elements() {
+            return Err(PlanError::ViewOutOfBounds {
+                view: spec.name,
+                parent: owner.name.clone(),
+                start,
+                end,
+                elements: owner.shape.elements(),
+            });
+        }
+        Ok(self.push(SlotDef {
+            spec,
+            view: Some((parent, start)),
+        }))
+    }
+
+    fn push(&mut self, def: SlotDef) -> Slot {
+        self.defs.push(def);
+        Slot((self.defs.len() - 1) as u32)
+    }
+
+    /// The description of a slot.
+    pub fn spec(&self, slot: Slot) -> &TensorSpec {
+        &self.defs[slot.index()].spec
+    }
+
+    /// The slots in table order.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &SlotDef)> {
+        self.defs
+            .iter()
+            .enumerate()
+            .map(|(i, def)| (Slot(i as u32), def))
+    }
+
+    /// The number of slots.
+    pub fn len(&self) -> usize {
+        self.defs.len()
+    }
+
+    /// Whether there is no slot.
+    pub fn is_empty(&self) -> bool {
+        self.defs.is_empty()
+    }
+
+    /// The slot that owns the place of `slot`, and the elements of it that `slot` covers.
+    pub fn root(&self, slot: Slot) -> (Slot, Range<usize>) {
+        let (mut at, mut start) = (slot, 0);
+        while let Some((parent, offset)) = self.defs[at.index()].view {
+            start += offset;
+            at = parent;
+        }
+        (at, start..start + self.spec(slot).shape.elements())
+    }
+
+    /// Whether two slots share an element.
+    pub fn overlap(&self, a: Slot, b: Slot) -> bool {
+        let ((root_a, range_a), (root_b, range_b)) = (self.root(a), self.root(b));
+        root_a == root_b && range_a.start < range_b.end && range_b.start < range_a.end
+    }
+
+    /// Checks every call: operand counts, sizes and types against the op's signature, undeclared
+    /// overlaps, and reads of step-local tensors that nothing wrote.
+    ///
+    /// # Errors
+    /// The first call that does not fit, with its index and the tensor's name.
+    pub fn check(&self, calls: &[OpCall]) -> Result<(), PlanError> {
+        let mut written: Vec<Slot> = Vec::new();
+        for (index, call) in calls.iter().enumerate() {
+            self.check_operands(index, call)?;
+            self.check_overlap(index, call)?;
+            self.check_written(index, call, &written)?;
+            written.extend(&call.writes);
+        }
+        Ok(())
+    }
+
+    fn check_operands(&self, index: usize, call: &OpCall) -> Result<(), PlanError> {
+        let rule = call.op.rule();
+        let signature = rule.signature();
+        let sides = [
+            ("read", &signature.reads, &call.reads),
+            ("write", &signature.writes, &call.writes),
+        ];
+        for (side, operands, slots) in sides {
+            if operands.len() != slots.len() {
+                return Err(PlanError::OperandCount {
+                    call: index,
+                    op: rule.stem(),
+                    side,
+                    expected: operands.len(),
+                    found: slots.len(),
+                });
+            }
+            for (operand, &slot) in operands.iter().zip(slots) {
+                let spec = self.spec(slot);
+                let fits = spec.dtype == operand.dtype
+                    && spec.shape.elements() == operand.shape.elements();
+                if !fits {
+                    return Err(PlanError::Operand {
+                        call: index,
+                        op: rule.stem(),
+                        operand: operand.name,
+                        tensor: spec.name.clone(),
+                        expected: format!("{}{}", operand.dtype, operand.shape),
+                        found: format!("{}{}", spec.dtype, spec.shape),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_overlap(&self, index: usize, call: &OpCall) -> Result<(), PlanError> {
+        for (i, &write) in call.writes.iter().enumerate() {
+            let others = call.reads.iter().chain(&call.writes[i + 1..]);
+            if let Some(&other) = others.into_iter().find(|&&o| self.overlap(write, o)) {
+                return Err(PlanError::Overlap {
+                    call: index,
+                    op: call.op.rule().stem(),
+                    written: self.spec(write).name.clone(),
+                    other: self.spec(other).name.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_written(
+        &self,
+        index: usize,
+        call: &OpCall,
+        written: &[Slot],
+    ) -> Result<(), PlanError> {
+        let signature = call.op.rule().signature();
+        let updated = signature
+            .writes
+            .iter()
+            .zip(&call.writes)
+            .filter(|(operand, _)| operand.access == Access::Update)
+            .map(|(_, slot)| slot);
+        for &slot in call.reads.iter().chain(updated) {
+            let local = !self.spec(slot).role.persistent();
+            if local && !written.iter().any(|&w| self.overlap(w, slot)) {
+                return Err(PlanError::ReadBeforeWrite {
+                    call: index,
+                    op: call.op.rule().stem(),
+                    tensor: self.spec(slot).name.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Builds slots and calls; models and the backward derivation write through it.
+#[derive(Clone, Debug, Default)]
+pub struct ProgramBuilder {
+    pub slots: SlotTable,
+    pub calls: Vec<OpCall>,
+}
+
+impl ProgramBuilder {
+    /// A step-local f32 tensor that later calls read.
+    pub fn activation(&mut self, name: impl Into<String>, shape: impl Into<Shape>) -> Slot {
+        self.slots
+            .add(TensorSpec::new(name, shape, DType::F32, Role::Activation))
+    }
+
+    /// Appends a call.
+    pub fn call(&mut self, op: impl Into<Op>, reads: Vec<Slot>, writes: Vec<Slot>) {
+        self.calls.push(OpCall {
+            op: op.into(),
+            reads,
+            writes,
+        });
+    }
+}
