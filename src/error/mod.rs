@@ -4,7 +4,9 @@
 //! operating system or a driver; every other fact is a field of its own type.
 
 mod data;
+mod device;
 mod exit;
 
 pub use data::DataError;
+pub use device::DeviceError;
 pub use exit::ExitCode;
