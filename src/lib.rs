@@ -1,6 +1,7 @@
 //! bitstep: a training engine whose bits are defined by a written contract.
 
 pub mod backend;
+pub mod cpu;
 pub mod error;
 pub mod grad;
 pub mod layout;

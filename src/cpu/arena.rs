@@ -32,7 +32,9 @@ impl CpuArena {
         let mut lines: Vec<Line> = Vec::new();
         lines
             .try_reserve_exact(count)
-            .map_err(|_| DeviceError::OutOfMemory { needed_bytes: bytes })?;
+            .map_err(|_| DeviceError::OutOfMemory {
+                needed_bytes: bytes,
+            })?;
         lines.resize(count, Line::zeroed());
         Ok(CpuArena {
             id: ArenaId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
@@ -98,7 +100,9 @@ impl CpuArena {
         let mut writes: Vec<Option<&mut [u8]>> = call.writes.iter().map(|_| None).collect();
         for (region, write) in spans {
             if region.offset < taken {
-                return Err(DeviceError::Overlap { offset: region.offset });
+                return Err(DeviceError::Overlap {
+                    offset: region.offset,
+                });
             }
             let (_, tail) = rest.split_at_mut(region.offset - taken);
             let (span, tail) = tail.split_at_mut(region.bytes);
@@ -115,7 +119,11 @@ impl CpuArena {
             }
         }
         let reads = call.reads.iter().map(|&r| slice_of(&shared, r)).collect();
-        Ok(Operands { stem, reads, writes })
+        Ok(Operands {
+            stem,
+            reads,
+            writes,
+        })
     }
 }
 
@@ -177,7 +185,6 @@ impl<'a> Operands<'a> {
             .get_mut(index)
             .and_then(Option::take)
             .ok_or(DeviceError::OperandMissing { op, index })?;
-        bytemuck::try_cast_slice_mut(bytes)
-            .map_err(|_| DeviceError::OperandAlignment { op, index })
+        bytemuck::try_cast_slice_mut(bytes).map_err(|_| DeviceError::OperandAlignment { op, index })
     }
 }

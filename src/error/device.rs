@@ -16,6 +16,15 @@ pub enum DeviceError {
         expected: usize,
         found: usize,
     },
+    /// No SIMD path has this name.
+    #[error("unknown SIMD path {found:?}: expected scalar, avx2 or avx512")]
+    UnknownSimdPath { found: String },
+    /// The SIMD path exists, but this processor does not have it.
+    #[error("SIMD path {wanted} is not available: this processor has {detected}")]
+    SimdPathUnavailable {
+        wanted: &'static str,
+        detected: &'static str,
+    },
     /// An op asked for an operand that its call does not have.
     #[error("{op}: operand {index} is missing or was taken twice")]
     OperandMissing { op: &'static str, index: usize },

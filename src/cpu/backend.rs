@@ -1,0 +1,177 @@
+//! The backend trait on the CPU. Its graph is the manifest itself: the placed calls, replayed in order.
+
+use super::arena::{CpuArena, Operands};
+use super::context::CpuContext;
+use super::{
+    adamw, attention, bias, clip, cross_entropy, embed, matmul, rms_norm, rope, swiglu, tree_add,
+};
+use crate::backend::{ArenaId, Backend, DeviceInfo, Execution};
+use crate::error::{CaptureError, DeviceError, GuardError};
+use crate::layout::{Layout, PlacedCall, Region};
+use crate::op::Op;
+
+/// The CPU as a device.
+#[derive(Clone, Debug)]
+pub struct CpuBackend {
+    context: CpuContext,
+}
+
+/// A captured program: its calls and the arena they are placed in.
+pub struct CpuGraph {
+    arena: ArenaId,
+    calls: Vec<PlacedCall>,
+}
+
+impl CpuBackend {
+    /// The backend that computes with `context`.
+    pub fn new(context: CpuContext) -> Self {
+        CpuBackend { context }
+    }
+
+    /// The SIMD path and threads in use.
+    pub fn context(&self) -> &CpuContext {
+        &self.context
+    }
+
+    fn run(&self, arena: &mut CpuArena, call: &PlacedCall) -> Result<(), DeviceError> {
+        let mut operands = arena.borrow(call)?;
+        execute(&self.context, &call.call.op, &mut operands)
+    }
+}
+
+fn execute(context: &CpuContext, op: &Op, operands: &mut Operands) -> Result<(), DeviceError> {
+    match op {
+        Op::Embed(op) => embed::forward(context, op, operands),
+        Op::EmbedGrad(op) => embed::grad(context, op, operands),
+        Op::RmsNorm(op) => rms_norm::forward(context, op, operands),
+        Op::RmsNormGrad(op) => rms_norm::grad(context, op, operands),
+        Op::Matmul(op) => matmul::forward(context, op, operands),
+        Op::MatmulGradInput(op) => matmul::grad_input(context, op, operands),
+        Op::MatmulGradWeight(op) => matmul::grad_weight(context, op, operands),
+        Op::BiasGrad(op) => bias::grad(context, op, operands),
+        Op::Rope(op) => rope::forward(context, op, operands),
+        Op::RopeGrad(op) => rope::grad(context, op, operands),
+        Op::QkNormRope(op) => rope::norm_forward(context, op, operands),
+        Op::QkNormRopeGrad(op) => rope::norm_grad(context, op, operands),
+        Op::Attention(op) => attention::forward(context, op, operands),
+        Op::AttentionDelta(op) => attention::delta(context, op, operands),
+        Op::AttentionGradQuery(op) => attention::grad_query(context, op, operands),
+        Op::AttentionGradKeyValue(op) => attention::grad_key_value(context, op, operands),
+        Op::SwiGlu(op) => swiglu::forward(context, op, operands),
+        Op::SwiGluGrad(op) => swiglu::grad(context, op, operands),
+        Op::CrossEntropy(op) => cross_entropy::forward(context, op, operands),
+        Op::LossSum(op) => cross_entropy::loss_sum(context, op, operands),
+        Op::TreeAdd(op) => tree_add::merge(context, op, operands),
+        Op::GradSquares(op) => clip::squares(context, op, operands),
+        Op::Clip(op) => clip::clip(context, op, operands),
+        Op::AdamW(op) => adamw::update(context, op, operands),
+    }
+}
+
+impl Backend for CpuBackend {
+    type Arena = CpuArena;
+    type Graph = CpuGraph;
+
+    fn info(&self) -> DeviceInfo {
+        let (path, threads) = (self.context.path(), self.context.threads());
+        DeviceInfo {
+            device: "cpu".into(),
+            description: format!("CPU, {path}, {threads} threads"),
+        }
+    }
+
+    fn allocate(&self, layout: &Layout) -> Result<CpuArena, DeviceError> {
+        CpuArena::zeroed(layout.arena_bytes())
+    }
+
+    fn arena_id(&self, arena: &CpuArena) -> ArenaId {
+        arena.id()
+    }
+
+    fn launch(&self, arena: &mut CpuArena, call: &PlacedCall) -> Result<(), DeviceError> {
+        self.run(arena, call)
+    }
+
+    fn capture(
+        &self,
+        arena: &mut CpuArena,
+        calls: &[PlacedCall],
+    ) -> Result<CpuGraph, CaptureError> {
+        for (index, call) in calls.iter().enumerate() {
+            arena.borrow(call).map_err(|source| CaptureError::Call {
+                call: index,
+                source,
+            })?;
+        }
+        Ok(CpuGraph {
+            arena: arena.id(),
+            calls: calls.to_vec(),
+        })
+    }
+
+    fn check_graph(&self, arena: &CpuArena, graph: &CpuGraph) -> Result<(), GuardError> {
+        match arena.id() == graph.arena {
+            true => Ok(()),
+            false => Err(GuardError::Arena {
+                expected: graph.arena.0,
+                found: arena.id().0,
+            }),
+        }
+    }
+
+    fn launch_graph(&self, arena: &mut CpuArena, graph: &mut CpuGraph) -> Result<(), DeviceError> {
+        // Entering the pool once a graph, not once a call, saves a hand-over between threads a call.
+        self.context.run(|| {
+            let mut calls = graph.calls.iter();
+            calls.try_for_each(|call| self.run(arena, call))
+        })
+    }
+
+    fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {
+        let path = self.context.path();
+        calls
+            .iter()
+            .enumerate()
+            .map(|(call, placed)| Execution {
+                call,
+                kernel: format!("cpu::{}.{path}", placed.call.op.rule().stem()),
+            })
+            .collect()
+    }
+
+    fn write(&self, arena: &mut CpuArena, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
+        same_length(region, bytes.len())?;
+        arena.bytes_mut(region)?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, arena: &CpuArena, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        same_length(region, bytes.len())?;
+        bytes.copy_from_slice(arena.bytes(region)?);
+        Ok(())
+    }
+
+    fn digest(
+        &self,
+        arena: &CpuArena,
+        regions: &[Region],
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        use rayon::prelude::*;
+        self.context.run(|| {
+            let regions = regions.par_iter();
+            regions
+                .map(|&r| Ok(blake3::hash(arena.bytes(r)?)))
+                .collect()
+        })
+    }
+}
+
+fn same_length(region: Region, found: usize) -> Result<(), DeviceError> {
+    match region.bytes == found {
+        true => Ok(()),
+        false => Err(DeviceError::TransferSize {
+            expected: region.bytes,
+            found,
+        }),
+    }
+}

@@ -1,0 +1,170 @@
+//! Weighted cross-entropy on the CPU, in place on the logits.
+
+use rayon::prelude::*;
+
+use super::arena::Operands;
+use super::context::CpuContext;
+use super::simd::{Task, dispatch};
+use crate::error::DeviceError;
+use crate::num;
+use crate::num::lanes::{lane_max, lane_reduce};
+use crate::op::cross_entropy::{CrossEntropy, IGNORE, LogitsAfter, LossSum};
+use crate::op::step_values::StepScalars;
+
+/// What a row gives besides its logits.
+struct RowResult {
+    loss: f32,
+    hit: u32,
+    lse: f32,
+}
+
+struct RowLoss<'a> {
+    logits: &'a [f32],
+    target: usize,
+    weight: f32,
+}
+
+impl Task for RowLoss<'_> {
+    type Out = RowResult;
+
+    #[inline(always)]
+    fn run(self) -> RowResult {
+        let logits = self.logits;
+        let max = lane_max(logits);
+        let sum = lane_reduce(logits.len(), |i, acc| acc + num::exp(logits[i] - max));
+        let lse = max + num::log(sum);
+        let x = logits[self.target];
+        RowResult {
+            loss: (lse - x) * self.weight,
+            hit: u32::from(x == max),
+            lse,
+        }
+    }
+}
+
+struct RowGrad<'a> {
+    logits: &'a mut [f32],
+    target: usize,
+    lse: f32,
+    factor: f32,
+}
+
+impl Task for RowGrad<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (lse, factor) = (self.lse, self.factor);
+        let target = (num::exp(self.logits[self.target] - lse) - 1.0) * factor;
+        for x in self.logits.iter_mut() {
+            *x = num::exp(*x - lse) * factor;
+        }
+        self.logits[self.target] = target;
+    }
+}
+
+/// The operands of one call, apart from the logits.
+struct Rows<'a> {
+    targets: &'a [i32],
+    weights: &'a [f32],
+    inv_normaliser: f32,
+    vocab_size: usize,
+}
+
+impl Rows<'_> {
+    /// The target of a row that is scored. The engine has checked the range before the step.
+    fn target(&self, row: usize) -> Option<usize> {
+        let target = self.targets[row];
+        let scored = target != IGNORE && (0..self.vocab_size as i64).contains(&i64::from(target));
+        scored.then_some(target as usize)
+    }
+}
+
+/// Loss and hit of every row, and the gradient in place where the op asks for it.
+pub fn forward(
+    context: &CpuContext,
+    op: &CrossEntropy,
+    operands: &mut Operands,
+) -> Result<(), DeviceError> {
+    let scalars: &[StepScalars] = operands.read(2)?;
+    let rows = Rows {
+        targets: operands.read(0)?,
+        weights: operands.read(1)?,
+        inv_normaliser: scalars[0].inv_normaliser,
+        vocab_size: op.vocab_size,
+    };
+    let row_loss: &mut [f32] = operands.write(0)?;
+    let row_hit: &mut [u32] = operands.write(1)?;
+    let path = context.path();
+    let outputs = row_loss
+        .par_iter_mut()
+        .zip(row_hit.par_iter_mut())
+        .enumerate();
+    let score = |row: usize, logits: &[f32], (loss, hit): (&mut f32, &mut u32)| {
+        let target = rows.target(row);
+        let result = target.map(|target| {
+            let weight = rows.weights[row];
+            dispatch(
+                path,
+                RowLoss {
+                    logits,
+                    target,
+                    weight,
+                },
+            )
+        });
+        *loss = result.as_ref().map_or(0.0, |r| r.loss);
+        *hit = result.as_ref().map_or(0, |r| r.hit);
+        target.zip(result.map(|r| r.lse))
+    };
+    match op.after {
+        LogitsAfter::Kept => {
+            let logits: &[f32] = operands.read(3)?;
+            context.run(|| {
+                outputs
+                    .zip(logits.par_chunks(op.vocab_size))
+                    .for_each(|((row, out), logits)| {
+                        score(row, logits, out);
+                    });
+            });
+        }
+        LogitsAfter::Gradient => {
+            let logits: &mut [f32] = operands.write(2)?;
+            let all = outputs.zip(logits.par_chunks_mut(op.vocab_size));
+            context.run(|| {
+                all.for_each(|((row, out), logits)| match score(row, logits, out) {
+                    None => logits.fill(0.0),
+                    Some((target, lse)) => {
+                        let factor = rows.weights[row] * rows.inv_normaliser;
+                        dispatch(
+                            path,
+                            RowGrad {
+                                logits,
+                                target,
+                                lse,
+                                factor,
+                            },
+                        );
+                    }
+                });
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The loss: row losses in token order, cut as the op says, times one over the normaliser.
+pub fn loss_sum(
+    _context: &CpuContext,
+    op: &LossSum,
+    operands: &mut Operands,
+) -> Result<(), DeviceError> {
+    let row_loss: &[f32] = operands.read(0)?;
+    let scalars: &[StepScalars] = operands.read(1)?;
+    let loss: &mut [f32] = operands.write(0)?;
+    let sum = op
+        .sum
+        .sum(|piece| row_loss[piece].iter().fold(0.0, |acc, x| acc + x));
+    loss[0] = sum * scalars[0].inv_normaliser;
+    Ok(())
+}

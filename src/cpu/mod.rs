@@ -1,0 +1,23 @@
+//! The CPU backend: the executable form of the numeric contract.
+
+pub mod adamw;
+pub mod arena;
+pub mod attention;
+pub mod backend;
+pub mod bias;
+pub mod clip;
+pub mod context;
+pub mod cross_entropy;
+pub mod embed;
+pub mod gemm;
+mod gemm_block;
+mod gemm_pack;
+pub mod matmul;
+pub mod peak;
+pub mod rms_norm;
+pub mod rope;
+pub mod simd;
+pub mod swiglu;
+pub mod tree_add;
+
+pub use backend::CpuBackend;
