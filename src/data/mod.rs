@@ -11,13 +11,15 @@ mod source;
 mod sums;
 mod text;
 mod tokenizer;
+mod validation;
 mod windows;
 
 pub use batch::{Batch, IGNORE};
 pub use bin::{BinFile, TokenFormat};
-pub use loader::{DataLoader, LoaderConfig, ValidationBatches};
+pub use loader::{DataLoader, LoaderConfig};
 pub use permutation::Permutation;
 pub use source::{DataConfig, Source, SourceKind, TokenStream};
 pub use sums::Sums;
 pub use text::TextTokens;
 pub use tokenizer::Tokenizer;
+pub use validation::ValidationBatches;
