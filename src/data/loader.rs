@@ -175,10 +175,10 @@ impl DataLoader {
 
 fn check_fraction(found: f64) -> Result<(), DataError> {
     // A fraction that is not a number is in no range.
-    match (0.0..1.0).contains(&found) {
-        true => Ok(()),
-        false => Err(DataError::ValidationFraction { found }),
+    if (0.0..1.0).contains(&found) {
+        return Ok(());
     }
+    Err(DataError::ValidationFraction { found })
 }
 
 fn check_size(batch: usize, seq_len: usize) -> Result<(), DataError> {
