@@ -94,6 +94,11 @@ impl Layout {
         self.regions[slot.index()]
     }
 
+    /// The places of all slots, in table order.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
     /// Bytes of the whole arena.
     pub fn arena_bytes(&self) -> usize {
         self.arena_bytes

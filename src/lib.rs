@@ -2,6 +2,8 @@
 
 pub mod backend;
 pub mod cpu;
+pub mod data;
+pub mod engine;
 pub mod error;
 pub mod grad;
 pub mod layout;

@@ -51,6 +51,9 @@ pub enum CaptureError {
     /// The proof step was dropped, so equal weights would prove nothing.
     #[error("the proof step was dropped ({reason}); a proof needs a step that is applied")]
     ProofStepDropped { reason: String },
+    /// The batch or a hyperparameter of the proof step does not fit the program.
+    #[error("the proof step is refused: {text}")]
+    ProofBatch { text: String },
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

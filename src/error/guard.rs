@@ -30,11 +30,4 @@ pub enum GuardError {
         expected: String,
         found: String,
     },
-    /// The scalars in the arena are not those this step wrote.
-    #[error("step scalars: word {word} expected {expected:#010x}, found {found:#010x}")]
-    Scalars {
-        word: usize,
-        expected: u32,
-        found: u32,
-    },
 }

@@ -9,6 +9,7 @@ mod device;
 mod exit;
 mod guard;
 mod plan;
+mod step;
 
 pub use capture::CaptureError;
 pub use data::DataError;
@@ -16,3 +17,4 @@ pub use device::DeviceError;
 pub use exit::ExitCode;
 pub use guard::GuardError;
 pub use plan::PlanError;
+pub use step::StepError;

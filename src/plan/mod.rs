@@ -174,6 +174,8 @@ pub struct Plan {
     /// Logits of each row chunk while the head runs: the slot and its first row.
     pub logits: Vec<(Slot, usize)>,
     pub config: PlanConfig,
+    /// Token ids and targets are below this.
+    pub vocab_size: usize,
     pub layout: Layout,
     step: Vec<OpCall>,
     evaluate: Vec<OpCall>,
@@ -217,6 +219,7 @@ impl Plan {
             outputs,
             derived,
             logits: head.logits(),
+            vocab_size: body_head.vocab_size,
             config,
             layout,
             step,

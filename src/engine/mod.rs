@@ -1,0 +1,22 @@
+//! The engine: the life of a step from eager warm-up to proven replay.
+//!
+//! It owns every decision (when to record, what a proof compares, what a commit moves); a backend
+//! only runs what it is given. Nothing here names a model or a device.
+
+pub mod guard;
+pub mod hyper;
+pub mod init;
+pub mod prove;
+pub mod schedule;
+pub mod session;
+pub mod snapshot;
+pub mod state;
+pub mod step;
+pub mod trainer;
+
+pub use hyper::Hyper;
+pub use schedule::{Schedule, ScheduleKind};
+pub use session::Session;
+pub use state::{Captured, Engine, Recorded, Refused, Replaying, Warmup};
+pub use step::StepReport;
+pub use trainer::Trainer;

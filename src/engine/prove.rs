@@ -1,0 +1,131 @@
+//! The proof of a captured graph: from the same bits, a replay must give the bits of the eager step.
+
+use super::hyper::Hyper;
+use super::snapshot::Snapshot;
+use super::state::Graphs;
+use super::step::Core;
+use crate::backend::Backend;
+use crate::data::Batch;
+use crate::error::{CaptureError, DeviceError, StepError};
+use crate::layout::Region;
+use crate::op::Slot;
+use crate::op::step_values::Dropped;
+use crate::plan::ProgramKind;
+
+/// Compares an eager step and a replay, and an eager evaluation and its replay, and puts the arena
+/// back as it was.
+pub(super) fn prove_equal<B: Backend>(
+    core: &mut Core<B>,
+    graphs: &mut Graphs<B>,
+    batch: &Batch,
+    hyper: &Hyper,
+) -> Result<(), CaptureError> {
+    let scalars = core.validate(batch, hyper).map_err(refused)?;
+    let snapshot = Snapshot::take(&core.backend, &core.arena, &core.plan.layout);
+    let snapshot = core.guarded(snapshot)?;
+    let proof = (|| {
+        core.write_inputs(batch, scalars)?;
+        compare(core, &snapshot, &mut graphs.step, ProgramKind::Step)?;
+        compare(core, &snapshot, &mut graphs.evaluate, ProgramKind::Evaluate)
+    })();
+    let restored = snapshot.restore(&core.backend, &mut core.arena, &core.plan.layout);
+    core.guarded(restored)?;
+    proof
+}
+
+fn compare<B: Backend>(
+    core: &mut Core<B>,
+    before: &Snapshot,
+    graph: &mut B::Graph,
+    kind: ProgramKind,
+) -> Result<(), CaptureError> {
+    let compared = compared_slots(core);
+    let inputs = Inputs::keep(core)?;
+    core.eager(kind, None)?;
+    let expected = core.digests(&compared)?;
+    if kind == ProgramKind::Step {
+        let report = core.report()?;
+        if report.applied == 0 {
+            let reason = format!("{:?}", Dropped::from_bits_retain(report.dropped));
+            return Err(CaptureError::ProofStepDropped { reason });
+        }
+    }
+    let restored = before.restore(&core.backend, &mut core.arena, &core.plan.layout);
+    core.guarded(restored)?;
+    inputs.put_back(core)?;
+    poison_step_local(core)?;
+    let launched = core.backend.launch_graph(&mut core.arena, graph);
+    core.guarded(launched)?;
+    let found = core.digests(&compared)?;
+    let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
+    match differs {
+        None => Ok(()),
+        Some(index) => Err(CaptureError::NotEqual {
+            tensor: core.plan.slots.spec(compared[index]).name.clone(),
+            expected: expected[index].to_hex().to_string(),
+            found: found[index].to_hex().to_string(),
+        }),
+    }
+}
+
+/// Everything a step leaves behind: weights, gradients, moments and what it reports.
+fn compared_slots<B: Backend>(core: &Core<B>) -> Vec<Slot> {
+    let outputs = core.plan.outputs;
+    let mut slots: Vec<Slot> = core.plan.params.iter().map(|p| p.slot).collect();
+    let states = core.plan.params.iter().filter_map(|p| p.state);
+    slots.extend(states.flat_map(|s| [s.grad, s.moment1, s.moment2]));
+    slots.extend([outputs.loss, outputs.row_loss, outputs.row_hit, outputs.report]);
+    slots
+}
+
+/// Fills what only lives inside a step with NaN, so that a replay that skips a write is seen.
+fn poison_step_local<B: Backend>(core: &mut Core<B>) -> Result<(), DeviceError> {
+    const CHUNK: usize = 1 << 22;
+    let nan = f32::NAN.to_le_bytes().repeat(CHUNK / 4);
+    let end = core.plan.layout.arena_bytes();
+    let mut offset = core.plan.layout.persistent_bytes();
+    while offset < end {
+        let bytes = CHUNK.min(end - offset);
+        let written = core.backend.write(&mut core.arena, Region { offset, bytes }, &nan[..bytes]);
+        core.guarded(written)?;
+        offset += bytes;
+    }
+    Ok(())
+}
+
+/// The input slots are persistent, so restoring the snapshot takes the batch away again.
+struct Inputs {
+    kept: Vec<(Region, Vec<u8>)>,
+}
+
+impl Inputs {
+    fn keep<B: Backend>(core: &mut Core<B>) -> Result<Self, DeviceError> {
+        let inputs = &core.plan.inputs;
+        let slots = [inputs.ids, inputs.targets, inputs.weights, inputs.scalars];
+        let mut kept = Vec::new();
+        for slot in slots {
+            let region = core.plan.layout.region(slot);
+            let mut bytes = vec![0; region.bytes];
+            let read = core.backend.read(&core.arena, region, &mut bytes);
+            core.guarded(read)?;
+            kept.push((region, bytes));
+        }
+        Ok(Inputs { kept })
+    }
+
+    fn put_back<B: Backend>(&self, core: &mut Core<B>) -> Result<(), DeviceError> {
+        for (region, bytes) in &self.kept {
+            let written = core.backend.write(&mut core.arena, *region, bytes);
+            core.guarded(written)?;
+        }
+        Ok(())
+    }
+}
+
+/// A batch that does not fit is the caller's mistake, told in its own words.
+fn refused(error: StepError) -> CaptureError {
+    match error {
+        StepError::Device(fault) => CaptureError::Device(fault),
+        other => CaptureError::ProofBatch { text: other.to_string() },
+    }
+}

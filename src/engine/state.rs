@@ -1,0 +1,292 @@
+//! The life cycle of an engine, and nothing else.
+//!
+//! ```text
+//! Warmup --record--> Recorded --capture--> Captured --prove--> Replaying
+//!    ^                                                             |
+//!    +---------------------------- thaw ---------------------------+
+//! ```
+//!
+//! The order is what makes a replay trustworthy. Calls are recorded before capture so that there is a
+//! list to hold the graph against; a captured graph cannot step until a replay has given the bits of
+//! the eager step; and only a proven graph has a guard, which every replay must pass. A transition
+//! that is refused gives the engine back as it was, with the reason.
+
+use std::sync::Arc;
+
+use super::guard::{Facts, Guard};
+use super::hyper::Hyper;
+use super::prove::prove_equal;
+use super::step::{Core, Evaluation, Observe, Progress, StepReport};
+use crate::backend::{Backend, Execution};
+use crate::data::Batch;
+use crate::error::{CaptureError, DeviceError, StepError};
+use crate::manifest::Manifest;
+use crate::op::OpCall;
+use crate::plan::{Plan, ProgramKind};
+
+/// Fewest eager steps before recording: two lists to compare.
+pub const FEWEST_WARMUP_STEPS: u32 = 2;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A state of the engine.
+pub trait State: sealed::Sealed {
+    /// The state's name in messages.
+    const NAME: &'static str;
+}
+
+/// Steps eagerly and writes down what it calls.
+#[derive(Debug, Default)]
+pub struct Warmup {
+    steps: u32,
+    /// The calls of the last two steps, the older first.
+    issued: [Vec<OpCall>; 2],
+}
+
+/// The calls are known, equal over two steps, and equal to the plan.
+#[derive(Debug)]
+pub struct Recorded(());
+
+/// Graphs exist, but nothing shows that they compute the step; they cannot be launched.
+pub struct Captured<B: Backend> {
+    graphs: Graphs<B>,
+}
+
+/// Graphs are proven; every step is a guarded replay.
+pub struct Replaying<B: Backend> {
+    graphs: Graphs<B>,
+    guard: Guard,
+}
+
+pub(super) struct Graphs<B: Backend> {
+    pub(super) step: B::Graph,
+    pub(super) evaluate: B::Graph,
+}
+
+macro_rules! states {
+    ($($state:ty: $name:literal $(, $bound:ident)?);+ $(;)?) => {$(
+        impl $(<B: $bound>)? sealed::Sealed for $state {}
+        impl $(<B: $bound>)? State for $state {
+            const NAME: &'static str = $name;
+        }
+    )+};
+}
+
+states! {
+    Warmup: "warm-up";
+    Recorded: "recorded";
+    Captured<B>: "captured", Backend;
+    Replaying<B>: "replaying", Backend;
+}
+
+/// A training engine on backend `B` in state `S`.
+pub struct Engine<B: Backend, S: State> {
+    pub(super) core: Core<B>,
+    pub(super) state: S,
+}
+
+/// A transition that did not happen: the engine as it was, and why.
+pub struct Refused<B: Backend, S: State> {
+    pub engine: Engine<B, S>,
+    pub reason: CaptureError,
+}
+
+/// The result of a transition from `S` to `T`.
+pub type Transition<B, S, T> = Result<Engine<B, T>, Box<Refused<B, S>>>;
+
+impl<B: Backend, S: State> Engine<B, S> {
+    /// The plan the engine runs.
+    pub fn plan(&self) -> &Plan {
+        &self.core.plan
+    }
+
+    /// The manifest of the step.
+    pub fn manifest(&self) -> &Manifest {
+        &self.core.manifest
+    }
+
+    /// How far the run is.
+    pub fn progress(&self) -> Progress {
+        self.core.progress
+    }
+
+    /// How each call of the step is executed here.
+    pub fn executions(&self) -> Vec<Execution> {
+        self.core.backend.executions(&self.core.step_calls)
+    }
+
+    /// The name of the state.
+    pub fn state_name(&self) -> &'static str {
+        S::NAME
+    }
+
+    fn with_state<T: State>(self, state: T) -> Engine<B, T> {
+        Engine { core: self.core, state }
+    }
+
+    fn refuse<T: State>(self, reason: CaptureError) -> Transition<B, S, T> {
+        Err(Box::new(Refused { engine: self, reason }))
+    }
+}
+
+impl<B: Backend> Engine<B, Warmup> {
+    /// An engine at its first step, with every parameter and moment zero.
+    ///
+    /// # Errors
+    /// The arena does not fit, or the device fails.
+    pub fn new(backend: B, plan: Arc<Plan>) -> Result<Self, DeviceError> {
+        Ok(Engine {
+            core: Core::new(backend, plan)?,
+            state: Warmup::default(),
+        })
+    }
+
+    /// One eager step.
+    ///
+    /// # Errors
+    /// A batch or hyperparameter that does not fit changes nothing; a device fault poisons.
+    pub fn step(&mut self, batch: &Batch, hyper: &Hyper) -> Result<StepReport, StepError> {
+        self.step_observed(batch, hyper, None)
+    }
+
+    /// One eager step with a look at the arena after every call.
+    ///
+    /// # Errors
+    /// As [`Engine::step`]; a fault while looking counts as the device's.
+    pub fn step_observed(
+        &mut self,
+        batch: &Batch,
+        hyper: &Hyper,
+        observer: Option<&mut dyn Observe<B>>,
+    ) -> Result<StepReport, StepError> {
+        let scalars = self.core.validate(batch, hyper)?;
+        self.core.write_inputs(batch, scalars)?;
+        let issued = self.core.eager(ProgramKind::Step, observer)?;
+        let report = self.core.commit(batch, hyper)?;
+        self.state.issued.swap(0, 1);
+        self.state.issued[1] = issued;
+        self.state.steps += 1;
+        Ok(report)
+    }
+
+    /// Eager steps taken in this state.
+    pub fn warmup_steps(&self) -> u32 {
+        self.state.steps
+    }
+
+    /// Ends warm-up: the last two steps must have issued the same calls, and those of the plan.
+    ///
+    /// # Errors
+    /// Too few steps, or the first call that differs.
+    pub fn record(self) -> Transition<B, Warmup, Recorded> {
+        if self.state.steps < FEWEST_WARMUP_STEPS {
+            let (expected, found) = (FEWEST_WARMUP_STEPS, self.state.steps);
+            return self.refuse(CaptureError::TooFewWarmupSteps { expected, found });
+        }
+        let [older, newer] = &self.state.issued;
+        let planned = self.core.plan.calls(ProgramKind::Step);
+        if let Some((call, expected, found)) = first_difference(older, newer) {
+            return self.refuse(CaptureError::Unstable { call, expected, found });
+        }
+        if let Some((call, expected, found)) = first_difference(planned, newer) {
+            return self.refuse(CaptureError::NotThePlan { call, expected, found });
+        }
+        Ok(self.with_state(Recorded(())))
+    }
+}
+
+impl<B: Backend> Engine<B, Recorded> {
+    /// Captures the step and the evaluation as graphs, without running them.
+    ///
+    /// # Errors
+    /// What the backend cannot capture.
+    pub fn capture(mut self) -> Transition<B, Recorded, Captured<B>> {
+        let core = &mut self.core;
+        let captured = core.healthy().map_err(CaptureError::from).and_then(|()| {
+            Ok(Graphs {
+                step: core.backend.capture(&mut core.arena, &core.step_calls)?,
+                evaluate: core.backend.capture(&mut core.arena, &core.evaluate_calls)?,
+            })
+        });
+        match captured {
+            Ok(graphs) => Ok(self.with_state(Captured { graphs })),
+            Err(reason) => self.refuse(reason),
+        }
+    }
+}
+
+impl<B: Backend> Engine<B, Captured<B>> {
+    /// Proves the graphs on a batch: an eager step and a replay from the same bits must give the same
+    /// bits. Whatever the outcome, the arena is back at the bits before the proof.
+    ///
+    /// # Errors
+    /// The first tensor that differs, a proof step that was dropped, or a device fault.
+    pub fn prove(mut self, batch: &Batch, hyper: &Hyper) -> Transition<B, Captured<B>, Replaying<B>> {
+        match prove_equal(&mut self.core, &mut self.state.graphs, batch, hyper) {
+            Err(reason) => self.refuse(reason),
+            Ok(()) => {
+                let core = self.core;
+                let arena = core.backend.arena_id(&core.arena);
+                let layout = &core.plan.layout;
+                let facts = Facts::gather(arena, layout, core.manifest.hash(), hyper);
+                let state = Replaying {
+                    graphs: self.state.graphs,
+                    guard: Guard::new(facts),
+                };
+                Ok(Engine { core, state })
+            }
+        }
+    }
+}
+
+impl<B: Backend> Engine<B, Replaying<B>> {
+    /// One replayed step.
+    ///
+    /// # Errors
+    /// A batch or hyperparameter that does not fit, or a guard that does not admit the replay,
+    /// changes nothing; a device fault poisons.
+    pub fn step(&mut self, batch: &Batch, hyper: &Hyper) -> Result<StepReport, StepError> {
+        let scalars = self.core.validate(batch, hyper)?;
+        let (core, state) = (&mut self.core, &mut self.state);
+        core.backend.check_graph(&core.arena, &state.graphs.step)?;
+        let arena = core.backend.arena_id(&core.arena);
+        let (layout, manifest) = (&core.plan.layout, core.manifest.hash());
+        let admitted = state.guard.admit(arena, layout, manifest, hyper)?;
+        core.write_inputs(batch, scalars)?;
+        core.replay(&mut state.graphs.step, admitted)?;
+        Ok(core.commit(batch, hyper)?)
+    }
+
+    /// The loss of a batch by the captured evaluation; changes nothing that survives.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn evaluate(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Evaluation, StepError> {
+        let scalars = self.core.validate(batch, hyper)?;
+        let (core, state) = (&mut self.core, &mut self.state);
+        core.backend.check_graph(&core.arena, &state.graphs.evaluate)?;
+        let arena = core.backend.arena_id(&core.arena);
+        let (layout, manifest) = (&core.plan.layout, core.manifest.hash());
+        let admitted = state.guard.admit(arena, layout, manifest, hyper)?;
+        core.write_inputs(batch, scalars)?;
+        core.replay(&mut state.graphs.evaluate, admitted)?;
+        Ok(core.evaluation(batch)?)
+    }
+
+    /// Gives up the graphs; warm-up starts again, the weights stay.
+    pub fn thaw(self) -> Engine<B, Warmup> {
+        self.with_state(Warmup::default())
+    }
+}
+
+fn first_difference(expected: &[OpCall], found: &[OpCall]) -> Option<(usize, String, String)> {
+    let longest = expected.len().max(found.len());
+    let call = (0..longest).find(|&i| expected.get(i) != found.get(i))?;
+    let text = |calls: &[OpCall]| {
+        let end = || format!("the end after {} calls", calls.len());
+        calls.get(call).map_or_else(end, |c| c.op.to_string())
+    };
+    Some((call, text(expected), text(found)))
+}

@@ -1,0 +1,283 @@
+//! One step: validate, write, launch, report, commit. Counters move only at commit, so a step that
+//! fails leaves nothing half-moved.
+
+use std::sync::Arc;
+
+use super::guard::Admitted;
+use super::hyper::Hyper;
+use crate::backend::Backend;
+use crate::data::Batch;
+use crate::error::{DeviceError, GuardError, StepError};
+use crate::layout::PlacedCall;
+use crate::manifest::Manifest;
+use crate::op::step_values::{Dropped, ReportWords, StepScalars};
+use crate::op::{OpCall, Slot};
+use crate::plan::{Plan, ProgramKind};
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// The number of the step, from 0.
+    pub step: u64,
+    /// The loss over the batch, before the update.
+    pub loss: f32,
+    /// The global gradient norm before clipping.
+    pub grad_norm: f32,
+    /// What gradients were multiplied by.
+    pub clip_coefficient: f32,
+    /// Why the step was dropped whole; empty when it was applied.
+    pub dropped: Dropped,
+    /// The learning rate used.
+    pub lr: f64,
+    /// Targets that were scored.
+    pub scored: usize,
+}
+
+impl StepReport {
+    /// Whether weights and moments were updated.
+    pub fn applied(&self) -> bool {
+        self.dropped.is_empty()
+    }
+}
+
+/// What an evaluation of one batch found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// The mean loss over the scored targets.
+    pub loss: f32,
+    /// Scored targets whose logit is the row's maximum.
+    pub hits: usize,
+    /// Targets that were scored.
+    pub scored: usize,
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Steps taken: the data cursor and the schedule follow it.
+    pub taken: u64,
+    /// Steps applied: AdamW's `t`.
+    pub applied: u64,
+}
+
+/// Looks at the arena after each eager call.
+pub trait Observe<B: Backend> {
+    /// Called after call `index` of a program has run.
+    ///
+    /// # Errors
+    /// A fault of the device while looking; the step fails with it.
+    fn after(
+        &mut self,
+        index: usize,
+        call: &PlacedCall,
+        arena: (&B, &B::Arena),
+    ) -> Result<(), DeviceError>;
+}
+
+/// What every state of the engine has.
+pub struct Core<B: Backend> {
+    pub(super) backend: B,
+    pub(super) plan: Arc<Plan>,
+    pub(super) manifest: Manifest,
+    pub(super) arena: B::Arena,
+    pub(super) step_calls: Vec<PlacedCall>,
+    pub(super) evaluate_calls: Vec<PlacedCall>,
+    pub(super) progress: Progress,
+    /// The first fault of the device; nothing runs after it.
+    pub(super) poison: Option<String>,
+}
+
+impl<B: Backend> Core<B> {
+    pub(super) fn new(backend: B, plan: Arc<Plan>) -> Result<Self, DeviceError> {
+        let mut arena = backend.allocate(&plan.layout)?;
+        for (slot, values) in &plan.derived {
+            let region = plan.layout.region(*slot);
+            backend.write(&mut arena, region, bytemuck::cast_slice(values))?;
+        }
+        Ok(Core {
+            manifest: plan.manifest(),
+            step_calls: plan.layout.place(plan.calls(ProgramKind::Step)),
+            evaluate_calls: plan.layout.place(plan.calls(ProgramKind::Evaluate)),
+            progress: Progress::default(),
+            poison: None,
+            backend,
+            plan,
+            arena,
+        })
+    }
+
+    /// Refuses everything after a fault.
+    pub(super) fn healthy(&self) -> Result<(), DeviceError> {
+        match &self.poison {
+            None => Ok(()),
+            Some(first) => Err(DeviceError::Poisoned { first: first.clone() }),
+        }
+    }
+
+    /// Keeps the first fault and passes it on.
+    pub(super) fn guarded<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(fault) = &result
+            && self.poison.is_none()
+        {
+            self.poison = Some(fault.to_string());
+        }
+        result
+    }
+
+    /// Checks batch and hyperparameters and gives the scalars of the next step; changes nothing.
+    pub(super) fn validate(&self, batch: &Batch, hyper: &Hyper) -> Result<StepScalars, StepError> {
+        self.healthy()?;
+        let inputs = &self.plan.inputs;
+        batch.validate(inputs.batch, inputs.seq_len, self.plan.vocab_size)?;
+        self.check_baked(hyper)?;
+        hyper.scalars(self.progress.applied + 1, batch.normaliser())
+    }
+
+    fn check_baked(&self, hyper: &Hyper) -> Result<(), GuardError> {
+        let config = &self.plan.config;
+        let baked = [
+            ("beta1", config.beta1, hyper.beta1),
+            ("beta2", config.beta2, hyper.beta2),
+            ("eps", config.eps, hyper.eps),
+        ];
+        match baked.into_iter().find(|(_, a, b)| a.to_bits() != b.to_bits()) {
+            None => Ok(()),
+            Some((name, expected, found)) => Err(GuardError::Baked {
+                name,
+                expected: expected.to_string(),
+                found: found.to_string(),
+            }),
+        }
+    }
+
+    /// Writes batch and scalars into the arena.
+    pub(super) fn write_inputs(
+        &mut self,
+        batch: &Batch,
+        scalars: StepScalars,
+    ) -> Result<(), DeviceError> {
+        let inputs = &self.plan.inputs;
+        let writes: [(Slot, &[u8]); 4] = [
+            (inputs.ids, bytemuck::cast_slice(&batch.input_ids)),
+            (inputs.targets, bytemuck::cast_slice(&batch.targets)),
+            (inputs.weights, bytemuck::cast_slice(&batch.weights)),
+            (inputs.scalars, bytemuck::bytes_of(&scalars)),
+        ];
+        let regions = writes.map(|(slot, bytes)| (self.plan.layout.region(slot), bytes));
+        for (region, bytes) in regions {
+            let written = self.backend.write(&mut self.arena, region, bytes);
+            self.guarded(written)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a program call by call; returns the calls it issued.
+    pub(super) fn eager(
+        &mut self,
+        kind: ProgramKind,
+        mut observer: Option<&mut dyn Observe<B>>,
+    ) -> Result<Vec<OpCall>, DeviceError> {
+        let calls = match kind {
+            ProgramKind::Step => &self.step_calls,
+            ProgramKind::Evaluate => &self.evaluate_calls,
+        };
+        let mut issued = Vec::with_capacity(calls.len());
+        let mut fault = Ok(());
+        for (index, call) in calls.iter().enumerate() {
+            fault = self.backend.launch(&mut self.arena, call);
+            issued.push(call.call.clone());
+            if let (Ok(()), Some(observer)) = (&fault, observer.as_deref_mut()) {
+                fault = observer.after(index, call, (&self.backend, &self.arena));
+            }
+            if fault.is_err() {
+                break;
+            }
+        }
+        self.guarded(fault)?;
+        Ok(issued)
+    }
+
+    /// Launches a graph; the token shows that the guard has admitted it.
+    pub(super) fn replay(
+        &mut self,
+        graph: &mut B::Graph,
+        _admitted: Admitted<'_>,
+    ) -> Result<(), DeviceError> {
+        let launched = self.backend.launch_graph(&mut self.arena, graph);
+        self.guarded(launched)
+    }
+
+    /// Reads the report of the step that has just run.
+    pub(super) fn report(&mut self) -> Result<ReportWords, DeviceError> {
+        let mut words: ReportWords = bytemuck::Zeroable::zeroed();
+        let region = self.plan.layout.region(self.plan.outputs.report);
+        let read = self.backend.read(&self.arena, region, bytemuck::bytes_of_mut(&mut words));
+        self.guarded(read)?;
+        Ok(words)
+    }
+
+    /// Moves the counters of a step that has run and says what it did.
+    pub(super) fn commit(
+        &mut self,
+        batch: &Batch,
+        hyper: &Hyper,
+    ) -> Result<StepReport, DeviceError> {
+        let words = self.report()?;
+        let report = StepReport {
+            step: self.progress.taken,
+            loss: f32::from_bits(words.loss),
+            grad_norm: f32::from_bits(words.grad_norm),
+            clip_coefficient: f32::from_bits(words.clip_coefficient),
+            dropped: Dropped::from_bits_retain(words.dropped),
+            lr: hyper.lr,
+            scored: batch.active_targets(),
+        };
+        self.progress.taken += 1;
+        self.progress.applied += u64::from(words.applied);
+        Ok(report)
+    }
+
+    /// Reads what an evaluation has left.
+    pub(super) fn evaluation(&mut self, batch: &Batch) -> Result<Evaluation, DeviceError> {
+        let outputs = self.plan.outputs;
+        let mut loss = [0.0f32];
+        let mut hits = vec![0u32; self.plan.tokens()];
+        let loss_region = self.plan.layout.region(outputs.loss);
+        let hit_region = self.plan.layout.region(outputs.row_hit);
+        let read = self
+            .backend
+            .read(&self.arena, loss_region, bytemuck::cast_slice_mut(&mut loss))
+            .and_then(|()| {
+                let hits = bytemuck::cast_slice_mut(&mut hits);
+                self.backend.read(&self.arena, hit_region, hits)
+            });
+        self.guarded(read)?;
+        Ok(Evaluation {
+            loss: loss[0],
+            hits: hits.iter().map(|&h| h as usize).sum(),
+            scored: batch.active_targets(),
+        })
+    }
+
+    /// The digest of every trained and frozen parameter, in parameter order.
+    pub(super) fn param_digests(&mut self) -> Result<Vec<blake3::Hash>, DeviceError> {
+        let slots: Vec<Slot> = self.plan.params.iter().map(|p| p.slot).collect();
+        self.digests(&slots)
+    }
+
+    /// The digests of any slots.
+    pub(super) fn digests(&mut self, slots: &[Slot]) -> Result<Vec<blake3::Hash>, DeviceError> {
+        let regions: Vec<_> = slots.iter().map(|&s| self.plan.layout.region(s)).collect();
+        let digests = self.backend.digest(&self.arena, &regions);
+        self.guarded(digests)
+    }
+}
+
+/// The root over parameters: BLAKE3 of their digests in parameter order.
+pub fn root(digests: &[blake3::Hash]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for digest in digests {
+        hasher.update(digest.as_bytes());
+    }
+    hasher.finalize()
+}
