@@ -20,6 +20,8 @@ pub struct Batch {
     pub targets: Vec<i32>,
     /// What the loss of each position is multiplied by, `[batch, seq_len]`; 1 by default.
     pub weights: Vec<f32>,
+    /// What the summed loss is divided by; `None` for the number of scored targets.
+    pub normaliser: Option<f64>,
 }
 
 /// One sequence and the token after it: `seq_len + 1` tokens, and for each whether it is scored
@@ -50,6 +52,7 @@ impl Batch {
             input_ids: Vec::with_capacity(positions),
             targets: Vec::with_capacity(positions),
             weights: vec![1.0; positions],
+            normaliser: None,
         };
         for sequence in sequences {
             let ids = sequence.tokens.iter().map(|&token| token as i32);
@@ -130,9 +133,9 @@ impl Batch {
         }
     }
 
-    /// What the summed loss is divided by: the number of scored targets.
+    /// What the summed loss is divided by: the caller's own number, or that of the scored targets.
     pub fn normaliser(&self) -> f64 {
-        self.active_targets() as f64
+        self.normaliser.unwrap_or(self.active_targets() as f64)
     }
 
     /// The number of targets that are not ignored; a weight of 0 does not make one ignored.
@@ -155,6 +158,7 @@ mod tests {
             input_ids: vec![0, 1, 2, 3, 4, 5],
             targets: vec![1, 2, IGNORE, 4, IGNORE, 0],
             weights: vec![1.0, -2.5, 0.0, 1.0, 1.0, 0.0],
+            normaliser: None,
         }
     }
 

@@ -66,10 +66,16 @@ impl Guard {
     ) -> Result<Admitted<'_>, GuardError> {
         let then = &self.facts;
         if arena != then.arena {
-            return Err(GuardError::Arena { expected: then.arena.0, found: arena.0 });
+            return Err(GuardError::Arena {
+                expected: then.arena.0,
+                found: arena.0,
+            });
         }
         if num::VERSION != then.contract {
-            return Err(GuardError::Contract { expected: then.contract, found: num::VERSION });
+            return Err(GuardError::Contract {
+                expected: then.contract,
+                found: num::VERSION,
+            });
         }
         if manifest != then.manifest {
             return Err(GuardError::Manifest {
@@ -142,7 +148,9 @@ mod tests {
 
     #[test]
     fn unchanged_facts_are_admitted() {
-        let admitted = guard().admit(ArenaId(7), &layout(8, 1), hash("m"), &Hyper::default()).map(|_| ());
+        let admitted = guard()
+            .admit(ArenaId(7), &layout(8, 1), hash("m"), &Hyper::default())
+            .map(|_| ());
         assert_eq!(admitted, Ok(()));
     }
 
@@ -151,19 +159,45 @@ mod tests {
         let hyper = Hyper::default();
         let guard = guard();
         let refused = |arena, layout: &Layout, manifest, hyper: &Hyper| {
-            guard.admit(ArenaId(arena), layout, hash(manifest), hyper).unwrap_err()
+            guard
+                .admit(ArenaId(arena), layout, hash(manifest), hyper)
+                .unwrap_err()
         };
         let same = layout(8, 1);
-        assert!(matches!(refused(8, &same, "m", &hyper), GuardError::Arena { expected: 7, found: 8 }));
-        assert!(matches!(refused(7, &same, "n", &hyper), GuardError::Manifest { .. }));
-        assert!(matches!(refused(7, &layout(9, 1), "m", &hyper), GuardError::SlotTable { .. }));
-        assert!(matches!(refused(7, &layout(8, 2), "m", &hyper), GuardError::SlotTable { .. }));
+        assert!(matches!(
+            refused(8, &same, "m", &hyper),
+            GuardError::Arena {
+                expected: 7,
+                found: 8
+            }
+        ));
+        assert!(matches!(
+            refused(7, &same, "n", &hyper),
+            GuardError::Manifest { .. }
+        ));
+        assert!(matches!(
+            refused(7, &layout(9, 1), "m", &hyper),
+            GuardError::SlotTable { .. }
+        ));
+        assert!(matches!(
+            refused(7, &layout(8, 2), "m", &hyper),
+            GuardError::SlotTable { .. }
+        ));
         for changed in [
-            Hyper { beta1: 0.8, ..hyper },
-            Hyper { beta2: 0.8, ..hyper },
+            Hyper {
+                beta1: 0.8,
+                ..hyper
+            },
+            Hyper {
+                beta2: 0.8,
+                ..hyper
+            },
             Hyper { eps: 1e-7, ..hyper },
         ] {
-            assert!(matches!(refused(7, &same, "m", &changed), GuardError::Baked { .. }));
+            assert!(matches!(
+                refused(7, &same, "m", &changed),
+                GuardError::Baked { .. }
+            ));
         }
     }
 
@@ -171,7 +205,9 @@ mod tests {
     fn another_contract_version_is_refused() {
         let mut guard = guard();
         guard.facts.contract += 1;
-        let refused = guard.admit(ArenaId(7), &layout(8, 1), hash("m"), &Hyper::default()).map(|_| ());
+        let refused = guard
+            .admit(ArenaId(7), &layout(8, 1), hash("m"), &Hyper::default())
+            .map(|_| ());
         assert!(matches!(refused, Err(GuardError::Contract { .. })));
     }
 }

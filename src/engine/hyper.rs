@@ -49,7 +49,11 @@ impl Hyper {
         for (name, found) in limits {
             if !(found.is_finite() && found >= 0.0) {
                 let expected = "a finite number of at least 0";
-                return Err(StepError::Hyperparameter { name, expected, found });
+                return Err(StepError::Hyperparameter {
+                    name,
+                    expected,
+                    found,
+                });
             }
         }
         if !(normaliser.is_finite() && normaliser > 0.0) {
@@ -89,8 +93,14 @@ mod tests {
 
     #[test]
     fn numbers_that_cannot_train_are_refused_by_name() {
-        let negative = Hyper { lr: -1.0, ..Hyper::default() };
-        let nan = Hyper { weight_decay: f64::NAN, ..Hyper::default() };
+        let negative = Hyper {
+            lr: -1.0,
+            ..Hyper::default()
+        };
+        let nan = Hyper {
+            weight_decay: f64::NAN,
+            ..Hyper::default()
+        };
         for (hyper, name) in [(negative, "lr"), (nan, "weight_decay")] {
             let text = hyper.scalars(1, 1.0).unwrap_err().to_string();
             assert!(text.starts_with(name), "{text}");

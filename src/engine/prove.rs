@@ -74,7 +74,12 @@ fn compared_slots<B: Backend>(core: &Core<B>) -> Vec<Slot> {
     let mut slots: Vec<Slot> = core.plan.params.iter().map(|p| p.slot).collect();
     let states = core.plan.params.iter().filter_map(|p| p.state);
     slots.extend(states.flat_map(|s| [s.grad, s.moment1, s.moment2]));
-    slots.extend([outputs.loss, outputs.row_loss, outputs.row_hit, outputs.report]);
+    slots.extend([
+        outputs.loss,
+        outputs.row_loss,
+        outputs.row_hit,
+        outputs.report,
+    ]);
     slots
 }
 
@@ -86,7 +91,9 @@ fn poison_step_local<B: Backend>(core: &mut Core<B>) -> Result<(), DeviceError> 
     let mut offset = core.plan.layout.persistent_bytes();
     while offset < end {
         let bytes = CHUNK.min(end - offset);
-        let written = core.backend.write(&mut core.arena, Region { offset, bytes }, &nan[..bytes]);
+        let written = core
+            .backend
+            .write(&mut core.arena, Region { offset, bytes }, &nan[..bytes]);
         core.guarded(written)?;
         offset += bytes;
     }
@@ -126,6 +133,8 @@ impl Inputs {
 fn refused(error: StepError) -> CaptureError {
     match error {
         StepError::Device(fault) => CaptureError::Device(fault),
-        other => CaptureError::ProofBatch { text: other.to_string() },
+        other => CaptureError::ProofBatch {
+            text: other.to_string(),
+        },
     }
 }

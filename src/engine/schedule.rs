@@ -45,7 +45,13 @@ mod tests {
     use super::*;
 
     fn schedule(kind: ScheduleKind) -> Schedule {
-        Schedule { kind, peak: 1.0, warmup: 4, steps: 14, floor: 0.1 }
+        Schedule {
+            kind,
+            peak: 1.0,
+            warmup: 4,
+            steps: 14,
+            floor: 0.1,
+        }
     }
 
     #[test]
@@ -59,16 +65,27 @@ mod tests {
     fn decay_ends_at_the_floor_and_stays_there() {
         for kind in [ScheduleKind::Cosine, ScheduleKind::Linear] {
             let s = schedule(kind);
-            assert!((s.lr(13) - 0.1).abs() < 1e-12, "{kind:?} ends at {}", s.lr(13));
+            assert!(
+                (s.lr(13) - 0.1).abs() < 1e-12,
+                "{kind:?} ends at {}",
+                s.lr(13)
+            );
             assert_eq!(s.lr(100), s.lr(13));
-            assert!((4..13).all(|step| s.lr(step) > s.lr(step + 1)), "{kind:?} falls");
+            assert!(
+                (4..13).all(|step| s.lr(step) > s.lr(step + 1)),
+                "{kind:?} falls"
+            );
         }
         assert_eq!(schedule(ScheduleKind::Constant).lr(13), 1.0);
     }
 
     #[test]
     fn a_run_without_warm_up_or_with_one_step_has_a_rate() {
-        let s = Schedule { warmup: 0, steps: 1, ..schedule(ScheduleKind::Linear) };
+        let s = Schedule {
+            warmup: 0,
+            steps: 1,
+            ..schedule(ScheduleKind::Linear)
+        };
         assert_eq!(s.lr(0), 1.0);
     }
 }

@@ -123,11 +123,22 @@ impl<B: Backend, S: State> Engine<B, S> {
     }
 
     fn with_state<T: State>(self, state: T) -> Engine<B, T> {
-        Engine { core: self.core, state }
+        Engine {
+            core: self.core,
+            state,
+        }
+    }
+
+    /// Gives up whatever was recorded or captured; warm-up starts again, the weights stay.
+    pub(super) fn restart(self) -> Engine<B, Warmup> {
+        self.with_state(Warmup::default())
     }
 
     fn refuse<T: State>(self, reason: CaptureError) -> Transition<B, S, T> {
-        Err(Box::new(Refused { engine: self, reason }))
+        Err(Box::new(Refused {
+            engine: self,
+            reason,
+        }))
     }
 }
 
@@ -188,10 +199,18 @@ impl<B: Backend> Engine<B, Warmup> {
         let [older, newer] = &self.state.issued;
         let planned = self.core.plan.calls(ProgramKind::Step);
         if let Some((call, expected, found)) = first_difference(older, newer) {
-            return self.refuse(CaptureError::Unstable { call, expected, found });
+            return self.refuse(CaptureError::Unstable {
+                call,
+                expected,
+                found,
+            });
         }
         if let Some((call, expected, found)) = first_difference(planned, newer) {
-            return self.refuse(CaptureError::NotThePlan { call, expected, found });
+            return self.refuse(CaptureError::NotThePlan {
+                call,
+                expected,
+                found,
+            });
         }
         Ok(self.with_state(Recorded(())))
     }
@@ -207,7 +226,9 @@ impl<B: Backend> Engine<B, Recorded> {
         let captured = core.healthy().map_err(CaptureError::from).and_then(|()| {
             Ok(Graphs {
                 step: core.backend.capture(&mut core.arena, &core.step_calls)?,
-                evaluate: core.backend.capture(&mut core.arena, &core.evaluate_calls)?,
+                evaluate: core
+                    .backend
+                    .capture(&mut core.arena, &core.evaluate_calls)?,
             })
         });
         match captured {
@@ -223,7 +244,11 @@ impl<B: Backend> Engine<B, Captured<B>> {
     ///
     /// # Errors
     /// The first tensor that differs, a proof step that was dropped, or a device fault.
-    pub fn prove(mut self, batch: &Batch, hyper: &Hyper) -> Transition<B, Captured<B>, Replaying<B>> {
+    pub fn prove(
+        mut self,
+        batch: &Batch,
+        hyper: &Hyper,
+    ) -> Transition<B, Captured<B>, Replaying<B>> {
         match prove_equal(&mut self.core, &mut self.state.graphs, batch, hyper) {
             Err(reason) => self.refuse(reason),
             Ok(()) => {
@@ -266,7 +291,8 @@ impl<B: Backend> Engine<B, Replaying<B>> {
     pub fn evaluate(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Evaluation, StepError> {
         let scalars = self.core.validate(batch, hyper)?;
         let (core, state) = (&mut self.core, &mut self.state);
-        core.backend.check_graph(&core.arena, &state.graphs.evaluate)?;
+        core.backend
+            .check_graph(&core.arena, &state.graphs.evaluate)?;
         let arena = core.backend.arena_id(&core.arena);
         let (layout, manifest) = (&core.plan.layout, core.manifest.hash());
         let admitted = state.guard.admit(arena, layout, manifest, hyper)?;
@@ -277,7 +303,7 @@ impl<B: Backend> Engine<B, Replaying<B>> {
 
     /// Gives up the graphs; warm-up starts again, the weights stay.
     pub fn thaw(self) -> Engine<B, Warmup> {
-        self.with_state(Warmup::default())
+        self.restart()
     }
 }
 

@@ -110,7 +110,9 @@ impl<B: Backend> Core<B> {
     pub(super) fn healthy(&self) -> Result<(), DeviceError> {
         match &self.poison {
             None => Ok(()),
-            Some(first) => Err(DeviceError::Poisoned { first: first.clone() }),
+            Some(first) => Err(DeviceError::Poisoned {
+                first: first.clone(),
+            }),
         }
     }
 
@@ -140,7 +142,10 @@ impl<B: Backend> Core<B> {
             ("beta2", config.beta2, hyper.beta2),
             ("eps", config.eps, hyper.eps),
         ];
-        match baked.into_iter().find(|(_, a, b)| a.to_bits() != b.to_bits()) {
+        match baked
+            .into_iter()
+            .find(|(_, a, b)| a.to_bits() != b.to_bits())
+        {
             None => Ok(()),
             Some((name, expected, found)) => Err(GuardError::Baked {
                 name,
@@ -211,7 +216,9 @@ impl<B: Backend> Core<B> {
     pub(super) fn report(&mut self) -> Result<ReportWords, DeviceError> {
         let mut words: ReportWords = bytemuck::Zeroable::zeroed();
         let region = self.plan.layout.region(self.plan.outputs.report);
-        let read = self.backend.read(&self.arena, region, bytemuck::bytes_of_mut(&mut words));
+        let read = self
+            .backend
+            .read(&self.arena, region, bytemuck::bytes_of_mut(&mut words));
         self.guarded(read)?;
         Ok(words)
     }
@@ -246,7 +253,11 @@ impl<B: Backend> Core<B> {
         let hit_region = self.plan.layout.region(outputs.row_hit);
         let read = self
             .backend
-            .read(&self.arena, loss_region, bytemuck::cast_slice_mut(&mut loss))
+            .read(
+                &self.arena,
+                loss_region,
+                bytemuck::cast_slice_mut(&mut loss),
+            )
             .and_then(|()| {
                 let hits = bytemuck::cast_slice_mut(&mut hits);
                 self.backend.read(&self.arena, hit_region, hits)

@@ -1,0 +1,43 @@
+//! Initial parameters, from Philox or from a folder's tensors.
+
+use crate::model::params::Init;
+use crate::num::normal::fill_normal;
+use crate::num::philox::{Philox, Purpose};
+use crate::plan::{Param, Plan};
+
+/// Where initial parameters come from.
+pub trait ParamSource {
+    /// What can go wrong.
+    type Error;
+
+    /// The values of parameter `index` of the plan, row-major.
+    ///
+    /// # Errors
+    /// A tensor that is missing or has another shape.
+    fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error>;
+}
+
+/// Fresh parameters: a function of the seed and the parameter's place in parameter order.
+#[derive(Clone, Copy, Debug)]
+pub struct FreshInit {
+    pub seed: u64,
+}
+
+impl ParamSource for FreshInit {
+    type Error = std::convert::Infallible;
+
+    fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
+        let param: &Param = &plan.params[index];
+        let elements = plan.slots.spec(param.slot).shape.elements();
+        Ok(match param.init {
+            Init::Ones => vec![1.0; elements],
+            Init::Zeros => vec![0.0; elements],
+            Init::Normal { std } => {
+                let mut values = vec![0.0; elements];
+                let stream = Philox::new(self.seed, Purpose::Init, index as u32);
+                fill_normal(&mut values, stream, std);
+                values
+            }
+        })
+    }
+}

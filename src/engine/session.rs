@@ -1,0 +1,334 @@
+//! An engine in any state, for callers that cannot be generic over it: the command line, bindings.
+
+use std::sync::Arc;
+
+use super::hyper::Hyper;
+use super::init::ParamSource;
+use super::state::{Captured, Engine, Recorded, Refused, Replaying, State, Warmup};
+use super::step::{Core, Evaluation, Observe, Progress, StepReport, root};
+use crate::backend::{Backend, DeviceInfo, Execution};
+use crate::data::Batch;
+use crate::error::{CaptureError, DeviceError, StepError};
+use crate::layout::PlacedCall;
+use crate::manifest::Manifest;
+use crate::op::{Op, Slot};
+use crate::plan::{Plan, ProgramKind};
+
+/// An engine in any of its states.
+pub enum Session<B: Backend> {
+    Warmup(Engine<B, Warmup>),
+    Recorded(Engine<B, Recorded>),
+    Captured(Engine<B, Captured<B>>),
+    Replaying(Engine<B, Replaying<B>>),
+}
+
+macro_rules! each_state {
+    ($session:expr, $engine:ident => $body:expr) => {
+        match $session {
+            Session::Warmup($engine) => $body,
+            Session::Recorded($engine) => $body,
+            Session::Captured($engine) => $body,
+            Session::Replaying($engine) => $body,
+        }
+    };
+}
+
+impl<B: Backend> Session<B> {
+    /// A session at its first step, with every parameter and moment zero.
+    ///
+    /// # Errors
+    /// The arena does not fit, or the device fails.
+    pub fn new(backend: B, plan: Arc<Plan>) -> Result<Self, DeviceError> {
+        Ok(Session::Warmup(Engine::new(backend, plan)?))
+    }
+
+    /// Takes the next transition: record, capture or prove; a replaying session stays as it is.
+    /// Whatever the outcome, the session it returns can be used.
+    pub fn advance(self, batch: &Batch, hyper: &Hyper) -> (Self, Result<(), CaptureError>) {
+        match self {
+            Session::Warmup(engine) => settle(engine.record(), Session::Recorded, Session::Warmup),
+            Session::Recorded(engine) => {
+                settle(engine.capture(), Session::Captured, Session::Recorded)
+            }
+            Session::Captured(engine) => {
+                let proven = engine.prove(batch, hyper);
+                settle(proven, Session::Replaying, Session::Captured)
+            }
+            replaying @ Session::Replaying(_) => (replaying, Ok(())),
+        }
+    }
+
+    /// Back to warm-up from any state; weights and counters stay.
+    pub fn thaw(self) -> Self {
+        match self {
+            Session::Replaying(engine) => Session::Warmup(engine.thaw()),
+            Session::Recorded(engine) => Session::Warmup(engine.restart()),
+            Session::Captured(engine) => Session::Warmup(engine.restart()),
+            warmup @ Session::Warmup(_) => warmup,
+        }
+    }
+
+    /// One step, eager in warm-up and replayed once proven.
+    ///
+    /// # Errors
+    /// [`StepError::NotSteppable`] between record and proof; else as the engine's.
+    pub fn step(&mut self, batch: &Batch, hyper: &Hyper) -> Result<StepReport, StepError> {
+        self.step_observed(batch, hyper, None)
+    }
+
+    /// One step; in warm-up the observer looks at the arena after every call. A replay runs as one
+    /// graph and is not observed.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub fn step_observed(
+        &mut self,
+        batch: &Batch,
+        hyper: &Hyper,
+        observer: Option<&mut dyn Observe<B>>,
+    ) -> Result<StepReport, StepError> {
+        match self {
+            Session::Warmup(engine) => engine.step_observed(batch, hyper, observer),
+            Session::Replaying(engine) => engine.step(batch, hyper),
+            between => Err(StepError::NotSteppable {
+                state: between.state_name(),
+            }),
+        }
+    }
+
+    /// Checks that a batch and hyperparameters fit the program; changes nothing.
+    ///
+    /// # Errors
+    /// What does not fit, or the first fault of a poisoned engine.
+    pub fn check(&self, batch: &Batch, hyper: &Hyper) -> Result<(), StepError> {
+        self.core().validate(batch, hyper).map(|_| ())
+    }
+
+    /// The loss of a batch; changes nothing that survives a step.
+    ///
+    /// # Errors
+    /// A batch that does not fit; a device fault.
+    pub fn evaluate(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Evaluation, StepError> {
+        if let Session::Replaying(engine) = self {
+            return engine.evaluate(batch, hyper);
+        }
+        self.evaluate_observed(batch, hyper, None)
+    }
+
+    /// The logits of a batch, `[batch · seq_len, vocab_size]`.
+    ///
+    /// # Errors
+    /// A batch that does not fit; a device fault.
+    pub fn logits(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Vec<f32>, StepError> {
+        let plan = &self.core().plan;
+        let vocab_size = plan.vocab_size;
+        let mut reader = LogitsReader {
+            chunks: plan.logits.clone(),
+            vocab_size,
+            logits: vec![0.0; plan.tokens() * vocab_size],
+        };
+        self.evaluate_observed(batch, hyper, Some(&mut reader))?;
+        Ok(reader.logits)
+    }
+
+    fn evaluate_observed(
+        &mut self,
+        batch: &Batch,
+        hyper: &Hyper,
+        observer: Option<&mut dyn Observe<B>>,
+    ) -> Result<Evaluation, StepError> {
+        let core = self.core_mut();
+        let scalars = core.validate(batch, hyper)?;
+        core.write_inputs(batch, scalars)?;
+        core.eager(ProgramKind::Evaluate, observer)?;
+        Ok(core.evaluation(batch)?)
+    }
+
+    /// Fills every parameter from a source. Moments keep their bits.
+    ///
+    /// # Errors
+    /// The source's own error; [`StepError::TensorSize`] when it gives too many or too few values.
+    pub fn load<S: ParamSource>(&mut self, source: &S) -> Result<(), LoadError<S::Error>> {
+        let plan = self.core().plan.clone();
+        for (index, param) in plan.params.iter().enumerate() {
+            let values = source.values(&plan, index).map_err(LoadError::Source)?;
+            self.write_slot(param.slot, &values)
+                .map_err(LoadError::Step)?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites one parameter.
+    ///
+    /// # Errors
+    /// A name that no parameter has, a wrong number of values, a device fault.
+    pub fn write_param(&mut self, name: &str, values: &[f32]) -> Result<(), StepError> {
+        let slot = self.param_slot(name)?;
+        self.write_slot(slot, values)
+    }
+
+    /// Reads one parameter.
+    ///
+    /// # Errors
+    /// A name that no parameter has, a device fault.
+    pub fn read_param(&mut self, name: &str) -> Result<Vec<f32>, StepError> {
+        let slot = self.param_slot(name)?;
+        Ok(self.read_slot(slot)?)
+    }
+
+    /// Reads the elements of an f32 slot.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn read_slot(&mut self, slot: Slot) -> Result<Vec<f32>, DeviceError> {
+        let core = self.core_mut();
+        let region = core.plan.layout.region(slot);
+        let mut values = vec![0.0f32; region.bytes / 4];
+        let bytes = bytemuck::cast_slice_mut(&mut values);
+        let read = core.backend.read(&core.arena, region, bytes);
+        core.guarded(read)?;
+        Ok(values)
+    }
+
+    fn write_slot(&mut self, slot: Slot, values: &[f32]) -> Result<(), StepError> {
+        let core = self.core_mut();
+        let spec = core.plan.slots.spec(slot);
+        if values.len() != spec.shape.elements() {
+            return Err(StepError::TensorSize {
+                name: spec.name.clone(),
+                expected: spec.shape.elements(),
+                found: values.len(),
+            });
+        }
+        let region = core.plan.layout.region(slot);
+        let bytes = bytemuck::cast_slice(values);
+        let written = core.backend.write(&mut core.arena, region, bytes);
+        Ok(core.guarded(written)?)
+    }
+
+    fn param_slot(&self, name: &str) -> Result<Slot, StepError> {
+        let params = &self.core().plan.params;
+        if let Some(param) = params.iter().find(|p| p.name == name) {
+            return Ok(param.slot);
+        }
+        let near = |p: &&crate::plan::Param| (strsim::jaro(name, &p.name) * 1e6) as u64;
+        let nearest = params.iter().max_by_key(near).map(|p| p.name.clone());
+        Err(StepError::UnknownTensor {
+            name: name.to_owned(),
+            nearest: nearest.unwrap_or_default(),
+        })
+    }
+
+    /// The digest of every parameter, in parameter order.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn param_digests(&mut self) -> Result<Vec<blake3::Hash>, DeviceError> {
+        self.core_mut().param_digests()
+    }
+
+    /// The digests of any slots.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn digests(&mut self, slots: &[Slot]) -> Result<Vec<blake3::Hash>, DeviceError> {
+        self.core_mut().digests(slots)
+    }
+
+    /// The root over all parameters.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn root(&mut self) -> Result<blake3::Hash, DeviceError> {
+        Ok(root(&self.param_digests()?))
+    }
+
+    /// The plan the session runs.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.core().plan
+    }
+
+    /// The manifest of the step.
+    pub fn manifest(&self) -> &Manifest {
+        &self.core().manifest
+    }
+
+    /// How each call of the step is executed here.
+    pub fn executions(&self) -> Vec<Execution> {
+        let core = self.core();
+        core.backend.executions(&core.step_calls)
+    }
+
+    /// How far the run is.
+    pub fn progress(&self) -> Progress {
+        self.core().progress
+    }
+
+    /// What the session runs on.
+    pub fn device(&self) -> DeviceInfo {
+        self.core().backend.info()
+    }
+
+    /// The name of the state.
+    pub fn state_name(&self) -> &'static str {
+        each_state!(self, engine => engine.state_name())
+    }
+
+    fn core(&self) -> &Core<B> {
+        each_state!(self, engine => &engine.core)
+    }
+
+    fn core_mut(&mut self) -> &mut Core<B> {
+        each_state!(self, engine => &mut engine.core)
+    }
+}
+
+/// Parameters that could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError<E> {
+    /// The source failed.
+    #[error(transparent)]
+    Source(E),
+    /// The values do not fit, or the device failed.
+    #[error(transparent)]
+    Step(StepError),
+}
+
+fn settle<B: Backend, S: State, T: State>(
+    transition: Result<Engine<B, T>, Box<Refused<B, S>>>,
+    next: impl FnOnce(Engine<B, T>) -> Session<B>,
+    same: impl FnOnce(Engine<B, S>) -> Session<B>,
+) -> (Session<B>, Result<(), CaptureError>) {
+    match transition {
+        Ok(engine) => (next(engine), Ok(())),
+        Err(refused) => (same(refused.engine), Err(refused.reason)),
+    }
+}
+
+/// Copies each chunk of logits while it exists.
+struct LogitsReader {
+    chunks: Vec<(Slot, usize)>,
+    vocab_size: usize,
+    logits: Vec<f32>,
+}
+
+impl<B: Backend> Observe<B> for LogitsReader {
+    fn after(
+        &mut self,
+        _index: usize,
+        call: &PlacedCall,
+        (backend, arena): (&B, &B::Arena),
+    ) -> Result<(), DeviceError> {
+        // Each chunk is the first product that writes the next logits slot.
+        let next = self.chunks.first().copied();
+        if let (Op::Matmul(op), Some((slot, start))) = (&call.call.op, next)
+            && call.call.writes[0] == slot
+        {
+            let from = start * self.vocab_size;
+            let rows = &mut self.logits[from..from + op.rows * self.vocab_size];
+            backend.read(arena, call.writes[0], bytemuck::cast_slice_mut(rows))?;
+            self.chunks.remove(0);
+        }
+        Ok(())
+    }
+}
