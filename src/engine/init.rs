@@ -1,5 +1,7 @@
 //! Initial parameters, from Philox or from a folder's tensors.
 
+use crate::error::CheckpointError;
+use crate::io::model_folder::ModelFolder;
 use crate::model::params::Init;
 use crate::num::normal::fill_normal;
 use crate::num::philox::{Philox, Purpose};
@@ -39,5 +41,15 @@ impl ParamSource for FreshInit {
                 values
             }
         })
+    }
+}
+
+impl ParamSource for ModelFolder {
+    type Error = CheckpointError;
+
+    fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
+        let param = &plan.params[index];
+        let shape = plan.slots.spec(param.slot).shape.dims();
+        self.read_f32(&param.name, shape)
     }
 }

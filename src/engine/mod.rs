@@ -7,6 +7,7 @@ pub mod guard;
 pub mod hyper;
 pub mod init;
 pub mod prove;
+pub mod run;
 pub mod schedule;
 pub mod session;
 pub mod snapshot;

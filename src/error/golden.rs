@@ -24,7 +24,10 @@ pub enum GoldenError {
     },
     /// The file ends before a part that must be there.
     #[error("{path}: expected {expected}, found the end of the file")]
-    Truncated { path: String, expected: &'static str },
+    Truncated {
+        path: String,
+        expected: &'static str,
+    },
     /// The file was written by a format this version does not read.
     #[error("{path}: schema: expected {expected}, found {found}")]
     Schema {
@@ -33,16 +36,22 @@ pub enum GoldenError {
         found: u32,
     },
     /// Nothing would be compared.
-    #[error("{path} holds no step, so comparing with it would show nothing; expected at least 1 step")]
+    #[error(
+        "{path} holds no step, so comparing with it would show nothing; expected at least 1 step"
+    )]
     Empty { path: String },
     /// The recipe of a golden is not beside it.
     #[error("{golden} has no recipe: expected {recipe}")]
     NoRecipe { golden: String, recipe: String },
     /// More steps are to be traced than run eagerly.
-    #[error("golden.trace_steps is {found}, expected at most warmup_steps, {expected}: replayed steps have no trace")]
+    #[error(
+        "golden.trace_steps is {found}, expected at most warmup_steps, {expected}: replayed steps have no trace"
+    )]
     TraceTooLong { expected: u64, found: u64 },
     /// Goldens are not blessed where nobody looks at them.
-    #[error("bless is refused because CI is set: a golden is blessed by a person who has looked at the difference")]
+    #[error(
+        "bless is refused because CI is set: a golden is blessed by a person who has looked at the difference"
+    )]
     RefusedInCi,
     /// No reason was given.
     #[error("bless needs a reason: --because \"why these bits are right\"")]

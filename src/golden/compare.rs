@@ -75,7 +75,11 @@ impl fmt::Display for FirstDifference {
             writeln!(f, "  tensor   {tensor}")?;
         }
         if let Some(op) = &self.op {
-            writeln!(f, "  op       {} (call {}, kernel {})", op.stem, op.call, op.kernel)?;
+            writeln!(
+                f,
+                "  op       {} (call {}, kernel {})",
+                op.stem, op.call, op.kernel
+            )?;
         }
         if let Some(e) = &self.element {
             let (a, b) = (f32::from_bits(e.expected), f32::from_bits(e.found));
@@ -104,10 +108,18 @@ pub fn compare(golden: &GoldenFile, run: &GoldenFile) -> Verdict {
 
 fn header(golden: &GoldenFile, run: &GoldenFile) -> Option<Box<FirstDifference>> {
     let fields = [
-        ("contract version", golden.contract.to_string(), run.contract.to_string()),
+        (
+            "contract version",
+            golden.contract.to_string(),
+            run.contract.to_string(),
+        ),
         ("domain", golden.domain.clone(), run.domain.clone()),
         ("recipe hash", golden.recipe.clone(), run.recipe.clone()),
-        ("manifest hash", golden.manifest.clone(), run.manifest.clone()),
+        (
+            "manifest hash",
+            golden.manifest.clone(),
+            run.manifest.clone(),
+        ),
     ];
     let (what, expected, found) = fields.into_iter().find(|(_, a, b)| a != b)?;
     Some(FirstDifference::new(None, what, (expected, found)))
@@ -122,8 +134,16 @@ fn steps(golden: &GoldenFile, run: &GoldenFile) -> Option<Box<FirstDifference>> 
         let float = |bits: u32| format!("{bits:08x} ({:e})", f32::from_bits(bits));
         let fields = [
             ("loss", float(expected.loss), float(found.loss)),
-            ("gradient norm", float(expected.grad_norm), float(found.grad_norm)),
-            ("root over parameters", expected.root.to_string(), found.root.to_string()),
+            (
+                "gradient norm",
+                float(expected.grad_norm),
+                float(found.grad_norm),
+            ),
+            (
+                "root over parameters",
+                expected.root.to_string(),
+                found.root.to_string(),
+            ),
         ];
         if let Some((what, a, b)) = fields.into_iter().find(|(_, a, b)| a != b) {
             return Some(FirstDifference::new(step, what, (a, b)));
@@ -144,7 +164,8 @@ fn tensors(golden: &GoldenFile, run: &GoldenFile) -> Option<Box<FirstDifference>
     let text = |line: Option<&super::file::TensorLine>| {
         line.map_or("no tensor".into(), |t| format!("{} {}", t.name, t.digest))
     };
-    let mut difference = FirstDifference::new(last, "tensor after the last step", (text(a), text(b)));
+    let mut difference =
+        FirstDifference::new(last, "tensor after the last step", (text(a), text(b)));
     difference.tensor = a.or(b).map(|t| t.name.clone());
     Some(difference)
 }

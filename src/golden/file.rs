@@ -164,7 +164,10 @@ impl GoldenFile {
     /// # Errors
     /// The first line that is not what the format asks for.
     pub fn parse(text: &str, path: &str) -> Result<Self, GoldenError> {
-        let mut lines = Lines { path, lines: text.lines().enumerate().peekable() };
+        let mut lines = Lines {
+            path,
+            lines: text.lines().enumerate().peekable(),
+        };
         let schema: u32 = lines.field("schema", "`schema N`")?;
         if schema != SCHEMA {
             return Err(GoldenError::Schema {
@@ -183,7 +186,9 @@ impl GoldenFile {
         golden.excludes = lines.all("excludes");
         golden.lines(&mut lines)?;
         match golden.steps.is_empty() {
-            true => Err(GoldenError::Empty { path: path.to_owned() }),
+            true => Err(GoldenError::Empty {
+                path: path.to_owned(),
+            }),
             false => Ok(golden),
         }
     }
@@ -197,7 +202,10 @@ impl GoldenFile {
                 Some(&"op") => op_line(&words).map(|l| self.ops.push(l)),
                 _ => None,
             };
-            let in_order = self.steps.last().is_none_or(|s| s.step as usize == self.steps.len() - 1);
+            let in_order = self
+                .steps
+                .last()
+                .is_none_or(|s| s.step as usize == self.steps.len() - 1);
             if known.is_none() || !in_order {
                 return Err(GoldenError::Line {
                     path: lines.path.to_owned(),
@@ -258,9 +266,15 @@ struct Lines<'a> {
 impl Lines<'_> {
     fn text(&mut self, key: &str, expected: &'static str) -> Result<String, GoldenError> {
         let Some((number, line)) = self.lines.next() else {
-            return Err(GoldenError::Truncated { path: self.path.to_owned(), expected });
+            return Err(GoldenError::Truncated {
+                path: self.path.to_owned(),
+                expected,
+            });
         };
-        match line.strip_prefix(key).and_then(|rest| rest.strip_prefix(' ')) {
+        match line
+            .strip_prefix(key)
+            .and_then(|rest| rest.strip_prefix(' '))
+        {
             Some(value) => Ok(value.to_owned()),
             None => Err(self.wrong(number, expected, line)),
         }
@@ -273,7 +287,9 @@ impl Lines<'_> {
     ) -> Result<T, GoldenError> {
         let number = self.lines.peek().map_or(0, |(n, _)| *n);
         let value = self.text(key, expected)?;
-        value.parse().map_err(|_| self.wrong(number, expected, &value))
+        value
+            .parse()
+            .map_err(|_| self.wrong(number, expected, &value))
     }
 
     fn hash_field(&mut self, key: &str, expected: &'static str) -> Result<String, GoldenError> {
@@ -288,7 +304,9 @@ impl Lines<'_> {
     fn all(&mut self, key: &str) -> Vec<String> {
         let mut found = Vec::new();
         while let Some((_, line)) = self.lines.peek()
-            && let Some(value) = line.strip_prefix(key).and_then(|rest| rest.strip_prefix(' '))
+            && let Some(value) = line
+                .strip_prefix(key)
+                .and_then(|rest| rest.strip_prefix(' '))
         {
             found.push(value.to_owned());
             self.lines.next();

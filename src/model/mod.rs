@@ -4,6 +4,8 @@ pub mod config;
 pub mod decoder;
 pub mod params;
 
+pub use config::{Family, ModelConfig};
+
 use crate::error::PlanError;
 use crate::op::Slot;
 use crate::plan::{ParamSlots, StepInputs};

@@ -1,0 +1,196 @@
+//! A recipe set in motion: plan, parameters, data and schedule around a trainer.
+
+use std::sync::Arc;
+
+use super::hyper::Hyper;
+use super::init::FreshInit;
+use super::schedule::{Schedule, ScheduleKind};
+use super::session::LoadError;
+use super::step::{Observe, StepReport};
+use super::trainer::Trainer;
+use crate::backend::Backend;
+use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat};
+use crate::error::{ConfigError, Error};
+use crate::io::model_folder::ModelFolder;
+use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
+use crate::model::Model;
+use crate::model::decoder::Decoder;
+use crate::plan::{Plan, PlanConfig};
+
+/// A training run.
+pub struct Run<B: Backend> {
+    pub recipe: Recipe,
+    pub trainer: Trainer<B>,
+    pub loader: DataLoader,
+    pub schedule: Schedule,
+}
+
+impl<B: Backend> Run<B> {
+    /// Plans the recipe, allocates on `backend`, and loads or draws the parameters.
+    ///
+    /// # Errors
+    /// Whatever in recipe, data, model folder or device does not fit.
+    pub fn open(recipe: Recipe, backend: B) -> Result<Self, Error> {
+        let plan = Arc::new(plan_of(&recipe)?);
+        let loader = DataLoader::open(&data_config(&recipe)?)?;
+        let hyper = hyper_of(&recipe);
+        let mut trainer = Trainer::new(backend, plan, hyper, recipe.warmup_steps)?;
+        match recipe.model_folder() {
+            None => match trainer.load(&FreshInit { seed: recipe.seed }) {
+                Ok(()) => {}
+                Err(LoadError::Source(never)) => match never {},
+                Err(LoadError::Step(error)) => return Err(error.into()),
+            },
+            Some(folder) => load_folder(&mut trainer, &ModelFolder::open(&folder)?)?,
+        }
+        let schedule = schedule_of(&recipe);
+        Ok(Run {
+            recipe,
+            trainer,
+            loader,
+            schedule,
+        })
+    }
+
+    /// The next step of the run: its batch and its learning rate follow from the steps taken.
+    ///
+    /// # Errors
+    /// As the trainer's; nothing has moved.
+    pub fn step(&mut self, observer: Option<&mut dyn Observe<B>>) -> Result<StepReport, Error> {
+        let step = self.trainer.session().progress().taken;
+        let batch = self.loader.batch_at(step)?;
+        self.trainer.set_lr(self.schedule.lr(step));
+        Ok(self.trainer.step_observed(&batch, observer)?)
+    }
+
+    /// Loss and hits over batches, weighted by their scored targets: (mean loss, hits, scored).
+    ///
+    /// # Errors
+    /// Data that cannot be read; a device fault.
+    pub fn evaluate<E>(
+        &mut self,
+        batches: impl Iterator<Item = Result<Batch, E>>,
+    ) -> Result<(f64, usize, usize), Error>
+    where
+        Error: From<E>,
+    {
+        let (mut loss, mut hits, mut scored) = (0.0, 0, 0);
+        for batch in batches {
+            let batch = batch?;
+            if batch.active_targets() == 0 {
+                continue;
+            }
+            let found = self.trainer.evaluate(&batch)?;
+            loss += f64::from(found.loss) * found.scored as f64;
+            hits += found.hits;
+            scored += found.scored;
+        }
+        Ok((loss / scored.max(1) as f64, hits, scored))
+    }
+}
+
+/// The plan of a recipe.
+///
+/// # Errors
+/// A model folder that cannot be read; sizes an op does not support.
+pub fn plan_of(recipe: &Recipe) -> Result<Plan, Error> {
+    let model = model_of(recipe)?;
+    Ok(Plan::build(model.as_ref(), plan_config(recipe))?)
+}
+
+/// The model of a recipe.
+///
+/// # Errors
+/// A model folder whose configuration cannot be used.
+pub fn model_of(recipe: &Recipe) -> Result<Box<dyn Model>, ConfigError> {
+    Ok(Box::new(Decoder::new(recipe.model_config()?)))
+}
+
+fn plan_config(recipe: &Recipe) -> PlanConfig {
+    PlanConfig {
+        batch: recipe.data.batch,
+        seq_len: recipe.data.seq_len,
+        grain: recipe.data.grain,
+        piece_tokens: recipe.data.piece_tokens,
+        beta1: recipe.optimizer.beta1,
+        beta2: recipe.optimizer.beta2,
+        eps: recipe.optimizer.eps,
+        domain: recipe.precision.domain.clone(),
+    }
+}
+
+/// The data of a recipe.
+///
+/// # Errors
+/// A model folder whose configuration cannot be used.
+pub fn data_config(recipe: &Recipe) -> Result<DataConfig, ConfigError> {
+    let data = &recipe.data;
+    Ok(DataConfig {
+        source: match data.source {
+            DataSource::Sums => SourceKind::Sums,
+            DataSource::Text => SourceKind::Text,
+            DataSource::Bin | DataSource::Llmc => SourceKind::Bin,
+        },
+        path: data.path.as_deref().map(|p| recipe.resolve(p)),
+        tokenizer: match data.tokenizer.as_str() {
+            "bytes" => None,
+            path => Some(recipe.resolve(path).display().to_string()),
+        },
+        token_format: match (data.source, data.token_dtype) {
+            (DataSource::Llmc, _) => TokenFormat::LlmC,
+            (_, Some(TokenDtype::U32)) => TokenFormat::U32,
+            (_, Some(TokenDtype::U16) | None) => TokenFormat::U16,
+        },
+        validation: data.validation,
+        batch: data.batch,
+        seq_len: data.seq_len,
+        seed: recipe.seed,
+        vocab_size: recipe.model_config()?.vocab_size,
+    })
+}
+
+/// The hyperparameters of a recipe.
+pub fn hyper_of(recipe: &Recipe) -> Hyper {
+    let o = &recipe.optimizer;
+    Hyper {
+        lr: o.lr,
+        beta1: o.beta1,
+        beta2: o.beta2,
+        eps: o.eps,
+        weight_decay: o.weight_decay,
+        clip_norm: (o.clip_norm > 0.0).then_some(o.clip_norm),
+        spike_norm: o.spike_norm,
+    }
+}
+
+fn schedule_of(recipe: &Recipe) -> Schedule {
+    Schedule {
+        kind: match recipe.schedule.kind {
+            recipe::ScheduleKind::Constant => ScheduleKind::Constant,
+            recipe::ScheduleKind::Cosine => ScheduleKind::Cosine,
+            recipe::ScheduleKind::Linear => ScheduleKind::Linear,
+        },
+        peak: recipe.optimizer.lr,
+        warmup: recipe.schedule.warmup,
+        steps: recipe.steps,
+        floor: recipe.schedule.floor,
+    }
+}
+
+/// Fills a trainer's parameters from a folder; every tensor of the folder must be used.
+///
+/// # Errors
+/// A missing, unexpected or misshapen tensor; a device fault.
+pub fn load_folder<B: Backend>(
+    trainer: &mut Trainer<B>,
+    folder: &ModelFolder,
+) -> Result<(), Error> {
+    let plan = trainer.session().plan().clone();
+    let names: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
+    folder.check_all_used(&names)?;
+    match trainer.load(folder) {
+        Ok(()) => Ok(()),
+        Err(LoadError::Source(error)) => Err(error.into()),
+        Err(LoadError::Step(error)) => Err(error.into()),
+    }
+}

@@ -1,0 +1,52 @@
+//! Any error of the crate, for callers that run the whole of it, with the exit code it means.
+
+use thiserror::Error;
+
+use super::{
+    CaptureError, CheckpointError, ConfigError, DataError, DeviceError, ExitCode, GoldenError,
+    PlanError, StepError,
+};
+
+/// Any error of the crate.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Golden(#[from] GoldenError),
+}
+
+impl Error {
+    /// The exit code of a process that ends with this error.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Error::Config(_) | Error::Plan(_) => ExitCode::Usage,
+            Error::Data(_) | Error::Checkpoint(_) => ExitCode::Data,
+            Error::Device(_) | Error::Capture(_) => ExitCode::Device,
+            Error::Step(StepError::Batch(_)) => ExitCode::Data,
+            Error::Step(StepError::Hyperparameter { .. } | StepError::UnknownTensor { .. }) => {
+                ExitCode::Usage
+            }
+            Error::Step(_) => ExitCode::Device,
+            Error::Golden(golden) => match golden {
+                GoldenError::RefusedInCi
+                | GoldenError::NoReason
+                | GoldenError::TraceTooLong { .. } => ExitCode::Usage,
+                _ => ExitCode::Data,
+            },
+        }
+    }
+}

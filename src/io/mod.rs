@@ -1,0 +1,16 @@
+//! Files: recipes, safetensors and Hugging Face model folders.
+
+pub(crate) mod atomic;
+pub mod model_folder;
+mod model_json;
+pub mod recipe;
+mod recipe_check;
+mod recipe_keys;
+pub mod tensors;
+mod tensors_header;
+mod tensors_write;
+
+pub use model_folder::{ModelFolder, write_model_folder};
+pub use recipe::Recipe;
+pub use tensors::{StoredType, TensorEntry, TensorFile};
+pub use tensors_write::write_f32_tensors;

@@ -1,0 +1,322 @@
+//! The recipe: everything that decides the bits of a run, as one TOML file.
+//!
+//! A recipe may leave out whatever has a default. Its canonical text states every value, in a
+//! fixed order, and the hash of a recipe is the BLAKE3 of that text; two recipes that mean the
+//! same thing have the same hash however they are written.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::recipe_check;
+use crate::error::ConfigError;
+use crate::model::ModelConfig;
+
+/// A run of training. Read one with [`Recipe::from_path`] or [`Recipe::from_toml`], which check
+/// every value; a recipe changed in memory is checked by [`Recipe::validate`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Names the run's files: letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Seeds the weights and the order of the data.
+    pub seed: u64,
+    /// Optimizer steps of the whole run.
+    pub steps: u64,
+    /// Steps the engine runs eagerly before it records the program; at least 2.
+    pub warmup_steps: u32,
+    /// The model, from a folder or from sizes.
+    pub model: ModelSection,
+    /// Where token ids come from and how they are batched.
+    pub data: DataSection,
+    /// AdamW and the gradient clip.
+    pub optimizer: OptimizerSection,
+    /// The learning rate over the run.
+    pub schedule: ScheduleSection,
+    /// The numeric domain.
+    pub precision: PrecisionSection,
+    /// What a run saves.
+    pub checkpoint: CheckpointSection,
+    /// What the golden of this recipe covers.
+    pub golden: GoldenSection,
+    /// What was read and from where; not part of the recipe's meaning.
+    #[serde(skip)]
+    pub(super) origin: Origin,
+}
+
+/// The text's own keys and its place, kept so that an override derives defaults anew.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Origin {
+    pub file: String,
+    pub folder: PathBuf,
+    pub written: toml::Table,
+}
+
+impl PartialEq for Origin {
+    /// Two recipes are equal when their values are, wherever they were read.
+    fn eq(&self, _: &Origin) -> bool {
+        true
+    }
+}
+
+/// `[model]`: a Hugging Face folder, or a family and its sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ModelSection {
+    /// Configuration and weights come from a folder.
+    Folder(FolderSection),
+    /// Weights are drawn afresh.
+    Fresh(ModelConfig),
+}
+
+/// `[model]` with `path`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FolderSection {
+    /// The folder, relative to the recipe file's folder.
+    pub path: String,
+}
+
+/// Where token ids come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataSource {
+    /// Generated sums; needs no file.
+    Sums,
+    /// A text file.
+    Text,
+    /// Raw little-endian token ids.
+    Bin,
+    /// Token files with the header that llm.c writes.
+    Llmc,
+}
+
+/// How raw token ids are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenDtype {
+    /// Two bytes an id.
+    U16,
+    /// Four bytes an id.
+    U32,
+}
+
+/// `[data]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSection {
+    /// The kind of source.
+    pub source: DataSource,
+    /// The file, relative to the recipe file's folder; present unless the source is sums.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// `bytes`, or the path of a `tokenizer.json`, relative to the recipe file's folder.
+    pub tokenizer: String,
+    /// Present when the source is bin; u16 unless written otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_dtype: Option<TokenDtype>,
+    /// Sequences in one optimizer step.
+    pub batch: usize,
+    /// Tokens in one sequence.
+    pub seq_len: usize,
+    /// Sequences of one grain: sums over tokens are combined by a tree over grains. Divides `batch`.
+    pub grain: usize,
+    /// Tokens in one piece of a weight gradient's sum; follows from grain and size when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub piece_tokens: Option<usize>,
+    /// The fraction of the data kept for validation, 0 to 0.5.
+    pub validation: f64,
+}
+
+/// `[optimizer]`: AdamW, whose decay is decoupled, and the clip of the global norm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerSection {
+    /// The peak learning rate.
+    pub lr: f64,
+    /// Decay of the mean of gradients, in [0, 1).
+    pub beta1: f64,
+    /// Decay of the mean of squared gradients, in [0, 1).
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// The greatest global gradient norm; 0 turns the clip off.
+    pub clip_norm: f64,
+    /// A step whose norm before the clip exceeds this is dropped whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spike_norm: Option<f64>,
+}
+
+/// The course of the learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleKind {
+    /// Stays at the peak.
+    Constant,
+    /// Half a cosine from the peak to the floor.
+    Cosine,
+    /// A straight line from the peak to the floor.
+    Linear,
+}
+
+/// `[schedule]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleSection {
+    /// The course after the warm-up.
+    pub kind: ScheduleKind,
+    /// Steps over which the learning rate rises linearly to its peak.
+    pub warmup: u64,
+    /// The final learning rate as a fraction of the peak, 0 to 1.
+    pub floor: f64,
+}
+
+/// `[precision]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrecisionSection {
+    /// The numeric domain; `f32` is the one on offer.
+    pub domain: String,
+}
+
+/// `[checkpoint]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointSection {
+    /// Whether the run ends by writing a model folder.
+    pub save_model: bool,
+}
+
+/// `[golden]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GoldenSection {
+    /// Steps the golden covers.
+    pub steps: u64,
+    /// First steps of which every call is traced; at most `steps`.
+    pub trace_steps: u64,
+}
+
+impl Recipe {
+    /// Reads a recipe file.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`], or whatever [`Recipe::from_toml`] finds.
+    pub fn from_path(path: &Path) -> Result<Recipe, ConfigError> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: file.clone(),
+            source,
+        })?;
+        let mut recipe = Recipe::from_toml(&text, &file)?;
+        recipe.origin.folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        Ok(recipe)
+    }
+
+    /// Reads a recipe from TOML text; `file_name` is what errors call it. Relative paths in it
+    /// start from the working folder.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: a syntax error with its line and column, an unknown key, a missing one,
+    /// or a value that does not fit.
+    pub fn from_toml(text: &str, file_name: &str) -> Result<Recipe, ConfigError> {
+        let written = recipe_check::parse(text, file_name)?;
+        let origin = Origin {
+            file: file_name.to_string(),
+            folder: PathBuf::new(),
+            written,
+        };
+        recipe_check::build(origin)
+    }
+
+    /// The canonical text: every value, defaults included, in a fixed order. Reading it gives
+    /// the same recipe.
+    ///
+    /// # Errors
+    /// [`ConfigError::Unwritable`] when a field changed in memory exceeds TOML's integers.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        // The text writer takes any integer; the table takes only those that TOML defines.
+        self.table()?;
+        toml::to_string(self).map_err(|e| self.unwritable(&e))
+    }
+
+    /// The BLAKE3 of the canonical text, in hex.
+    ///
+    /// # Errors
+    /// As [`Recipe::to_toml`].
+    pub fn hash(&self) -> Result<String, ConfigError> {
+        Ok(blake3::hash(self.to_toml()?.as_bytes())
+            .to_hex()
+            .to_string())
+    }
+
+    /// Applies one override `key=value`, such as `optimizer.lr=3e-4`. The value is read as TOML
+    /// and as plain text when it is not TOML. Defaults that follow from other keys follow the
+    /// new value. A refused override leaves the recipe as it was.
+    ///
+    /// # Errors
+    /// [`ConfigError::Override`] when the text is not `key=value`; otherwise as
+    /// [`Recipe::from_toml`].
+    pub fn set(&mut self, text: &str) -> Result<(), ConfigError> {
+        let mut origin = self.origin.clone();
+        // Fields changed in memory since the recipe was read are not in what was written.
+        if recipe_check::build(origin.clone()).as_ref().ok() != Some(self) {
+            origin.written = self.table()?;
+        }
+        recipe_check::put(&mut origin.written, text, &origin.file)?;
+        *self = recipe_check::build(origin)?;
+        Ok(())
+    }
+
+    /// Checks every value again, for a recipe that was changed in memory.
+    ///
+    /// # Errors
+    /// As [`Recipe::from_toml`].
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let written = self.table()?;
+        let origin = Origin {
+            written,
+            ..self.origin.clone()
+        };
+        recipe_check::build(origin).map(|_| ())
+    }
+
+    /// A path of the recipe, resolved against the recipe file's folder.
+    pub fn resolve(&self, path: &str) -> PathBuf {
+        self.origin.folder.join(path)
+    }
+
+    /// The folder of `[model] path`, resolved; `None` when the model is fresh.
+    pub fn model_folder(&self) -> Option<PathBuf> {
+        match &self.model {
+            ModelSection::Folder(folder) => Some(self.resolve(&folder.path)),
+            ModelSection::Fresh(_) => None,
+        }
+    }
+
+    /// The model's configuration: the `[model]` section itself, or the folder's `config.json`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when the folder's configuration cannot be used.
+    pub fn model_config(&self) -> Result<ModelConfig, ConfigError> {
+        match &self.model {
+            ModelSection::Fresh(config) => Ok(config.clone()),
+            ModelSection::Folder(folder) => {
+                Ok(super::model_json::read(&self.resolve(&folder.path))?.0)
+            }
+        }
+    }
+
+    fn table(&self) -> Result<toml::Table, ConfigError> {
+        toml::Table::try_from(self).map_err(|e| self.unwritable(&e))
+    }
+
+    fn unwritable(&self, error: &toml::ser::Error) -> ConfigError {
+        ConfigError::Unwritable {
+            file: self.origin.file.clone(),
+            message: error.to_string(),
+        }
+    }
+}

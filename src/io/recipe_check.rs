@@ -1,0 +1,357 @@
+//! From a recipe's text to a checked recipe: unknown keys, kinds and ranges, defaults, relations.
+
+use toml::{Table, Value};
+
+use super::recipe::{DataSource, ModelSection, Origin, Recipe};
+use super::recipe_keys::{
+    Absent, DOMAINS_NOT_OFFERED, KEYS, KeySpec, SECTIONS, nearest, takes_number,
+};
+use crate::error::{ConfigError, Expected, Found};
+use crate::model::config::RECIPE_NAMES;
+
+/// Parses TOML; a fault carries the file, the line and the column, both from 1.
+pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
+    text.parse::<Table>().map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start).min(text.len());
+        let before = text.get(..at).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |i| i + 1);
+        ConfigError::Syntax {
+            file: file.to_string(),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+            message: error.message().to_string(),
+        }
+    })
+}
+
+/// Writes the override `key=value` into a table of written keys.
+pub(super) fn put(table: &mut Table, text: &str, file: &str) -> Result<(), ConfigError> {
+    let malformed = || ConfigError::Override {
+        text: text.to_string(),
+    };
+    let (key, value) = text.split_once('=').ok_or_else(malformed)?;
+    let (key, value) = (key.trim(), value.trim());
+    if key.is_empty() {
+        return Err(malformed());
+    }
+    let spec = KEYS
+        .iter()
+        .find(|spec| spec.full == key)
+        .ok_or_else(|| unknown(key, file))?;
+    let (section, name) = spec.split();
+    let value = override_value(value);
+    if section.is_empty() {
+        table.insert(name.to_string(), value);
+    } else if let Value::Table(keys) = table
+        .entry(section)
+        .or_insert_with(|| Value::Table(Table::new()))
+    {
+        keys.insert(name.to_string(), value);
+    }
+    Ok(())
+}
+
+/// The value of an override: TOML when it is exactly one TOML value, the text itself otherwise.
+fn override_value(text: &str) -> Value {
+    let parsed = format!("value = {text}").parse::<Table>();
+    match parsed {
+        Ok(mut table) if table.len() == 1 => table
+            .remove("value")
+            .unwrap_or_else(|| Value::String(text.to_string())),
+        _ => Value::String(text.to_string()),
+    }
+}
+
+/// Checks what was written, fills in every default and builds the recipe.
+pub(super) fn build(origin: Origin) -> Result<Recipe, ConfigError> {
+    let file = origin.file.as_str();
+    reject_unknown(&origin.written, file)?;
+    let mut full = Table::new();
+    for section in SECTIONS {
+        full.insert(section.to_string(), Value::Table(Table::new()));
+    }
+    let from_folder = model_is_a_folder(&origin.written, file)?;
+    for spec in &KEYS {
+        if spec.full.starts_with("model.") && from_folder != (spec.full == "model.path") {
+            continue;
+        }
+        if let Some(value) = settle(spec, &origin.written, file)? {
+            insert(&mut full, spec, value);
+        }
+    }
+    if !from_folder {
+        derive_model(&mut full, file)?;
+    }
+    derive_data(&mut full);
+    let mut recipe: Recipe = full.try_into().map_err(|e| ConfigError::Unwritable {
+        file: file.to_string(),
+        message: e.to_string(),
+    })?;
+    check_relations(&recipe, file)?;
+    recipe.origin = origin;
+    Ok(recipe)
+}
+
+fn unknown(key: &str, file: &str) -> ConfigError {
+    ConfigError::UnknownKey {
+        file: file.to_string(),
+        key: key.to_string(),
+        nearest: nearest(key),
+    }
+}
+
+/// Refuses keys and sections that do not exist, and sections that are not tables.
+fn reject_unknown(written: &Table, file: &str) -> Result<(), ConfigError> {
+    for (name, value) in written {
+        let Some(section) = SECTIONS.iter().find(|s| *s == name) else {
+            if KEYS.iter().any(|spec| spec.full == name) {
+                continue;
+            }
+            return Err(unknown(name, file));
+        };
+        let Value::Table(keys) = value else {
+            return Err(ConfigError::Value {
+                file: file.to_string(),
+                key: section,
+                expected: Expected::Section,
+                found: Found::from(value),
+            });
+        };
+        for key in keys.keys() {
+            let full = format!("{section}.{key}");
+            if !KEYS.iter().any(|spec| spec.full == full) {
+                return Err(unknown(&full, file));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether `[model]` names a folder; sizes beside a folder are refused, since the folder's own
+/// configuration states them.
+fn model_is_a_folder(written: &Table, file: &str) -> Result<bool, ConfigError> {
+    let model = written.get("model").and_then(Value::as_table);
+    let has = |key: &str| model.is_some_and(|m| m.contains_key(key));
+    if !has("path") {
+        return match has("family") {
+            true => Ok(false),
+            false => Err(ConfigError::NoModel {
+                file: file.to_string(),
+            }),
+        };
+    }
+    for spec in &KEYS {
+        let (section, name) = spec.split();
+        if section == "model" && name != "path" && has(name) {
+            return Err(ConfigError::Conflict {
+                file: file.to_string(),
+                key: spec.full,
+                beside: "model.path",
+            });
+        }
+    }
+    Ok(true)
+}
+
+/// The value of one key, checked, or its default; `None` when it stays absent or is derived later.
+fn settle(spec: &KeySpec, written: &Table, file: &str) -> Result<Option<Value>, ConfigError> {
+    let (section, name) = spec.split();
+    let value = match section {
+        "" => written.get(name),
+        section => written.get(section).and_then(|s| s.get(name)),
+    };
+    if let Some(value) = value {
+        return check(spec, value, file).map(Some);
+    }
+    match spec.absent {
+        Absent::Required => Err(ConfigError::MissingKey {
+            file: file.to_string(),
+            key: spec.full,
+            expected: spec.expected,
+        }),
+        Absent::Stays | Absent::Derived => Ok(None),
+        Absent::Text(x) => Ok(Some(Value::String(x.to_string()))),
+        Absent::Integer(x) => Ok(Some(Value::Integer(x))),
+        Absent::Number(x) => Ok(Some(Value::Float(x))),
+        Absent::Flag(x) => Ok(Some(Value::Boolean(x))),
+    }
+}
+
+/// Checks one value against what its key accepts; integers become numbers where numbers stand.
+fn check(spec: &KeySpec, value: &Value, file: &str) -> Result<Value, ConfigError> {
+    let value = match value {
+        Value::Integer(x) if takes_number(&spec.expected) => Value::Float(*x as f64),
+        // Adding zero turns -0 into 0, so that both have one canonical text.
+        Value::Float(x) => Value::Float(x + 0.0),
+        other => other.clone(),
+    };
+    let fits = match (&spec.expected, &value) {
+        (Expected::Text, Value::String(x)) => !x.is_empty(),
+        (Expected::Name, Value::String(x)) => is_name(x),
+        (Expected::Flag, Value::Boolean(_)) => true,
+        (Expected::Integer { min, max }, Value::Integer(x)) => min <= x && x <= max,
+        (Expected::Number { low, high }, Value::Float(x)) => {
+            // The engine computes in f32, so a number must be finite there too.
+            (*x as f32).is_finite() && std::ops::RangeBounds::contains(&(*low, *high), x)
+        }
+        (Expected::OneOf(words), Value::String(x)) => words.contains(&x.as_str()),
+        _ => false,
+    };
+    if fits {
+        return Ok(value);
+    }
+    let file = file.to_string();
+    let found = Found::from(&value);
+    if spec.full == "precision.domain"
+        && value
+            .as_str()
+            .is_some_and(|x| DOMAINS_NOT_OFFERED.contains(&x))
+    {
+        return Err(ConfigError::Unsupported {
+            file,
+            key: spec.full,
+            found,
+            offered: "\"f32\" only",
+        });
+    }
+    Err(ConfigError::Value {
+        file,
+        key: spec.full,
+        expected: spec.expected,
+        found,
+    })
+}
+
+/// Whether a text can name a file on every system.
+fn is_name(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !text.is_empty() && !text.starts_with('.') && text.chars().all(plain)
+}
+
+fn insert(full: &mut Table, spec: &KeySpec, value: Value) {
+    let (section, name) = spec.split();
+    match full.get_mut(section) {
+        Some(Value::Table(keys)) => keys.insert(name.to_string(), value),
+        _ => full.insert(name.to_string(), value),
+    };
+}
+
+/// An integer already settled in a section.
+fn integer(full: &Table, section: &str, name: &str) -> Option<i64> {
+    full.get(section)?.get(name)?.as_integer()
+}
+
+/// Sets a key of a section unless it is there.
+fn set_default(full: &mut Table, section: &str, name: &str, value: Option<Value>) {
+    if let (Some(Value::Table(keys)), Some(value)) = (full.get_mut(section), value) {
+        keys.entry(name).or_insert(value);
+    }
+}
+
+/// Fills in the sizes of a fresh model that follow from others.
+fn derive_model(full: &mut Table, file: &str) -> Result<(), ConfigError> {
+    let heads = integer(full, "model", "n_heads");
+    let width = integer(full, "model", "d_model");
+    if let (None, Some(heads), Some(width)) = (integer(full, "model", "head_dim"), heads, width) {
+        if width % heads != 0 {
+            return Err(ConfigError::Value {
+                file: file.to_string(),
+                key: "model.d_model",
+                expected: Expected::MultipleOf {
+                    key: "model.n_heads",
+                    value: heads.unsigned_abs(),
+                },
+                found: Found::Integer(width),
+            });
+        }
+        let head_dim = Some(Value::Integer(width / heads));
+        set_default(full, "model", "head_dim", head_dim);
+    }
+    set_default(full, "model", "n_kv_heads", heads.map(Value::Integer));
+    let seq_len = integer(full, "data", "seq_len").map(Value::Integer);
+    set_default(full, "model", "max_seq_len", seq_len);
+    Ok(())
+}
+
+/// Fills in the data keys that follow from others.
+fn derive_data(full: &mut Table) {
+    let batch = integer(full, "data", "batch").map(Value::Integer);
+    set_default(full, "data", "grain", batch);
+    let source = full.get("data").and_then(|d| d.get("source"));
+    if source.and_then(Value::as_str) == Some("bin") {
+        let dtype = Some(Value::String("u16".to_string()));
+        set_default(full, "data", "token_dtype", dtype);
+    }
+}
+
+/// Checks what holds between keys.
+fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
+    let fault = |key, expected, found: u64| {
+        Err(ConfigError::Value {
+            file: file.to_string(),
+            key,
+            expected,
+            found: Found::Integer(i64::try_from(found).unwrap_or(i64::MAX)),
+        })
+    };
+    let data = &recipe.data;
+    if let ModelSection::Fresh(config) = &recipe.model {
+        config.validate_in(file, &RECIPE_NAMES)?;
+        if data.seq_len > config.max_seq_len {
+            let (key, value) = ("model.max_seq_len", config.max_seq_len as u64);
+            let expected = Expected::AtMost { key, value };
+            return fault("data.seq_len", expected, data.seq_len as u64);
+        }
+    }
+    if !data.batch.is_multiple_of(data.grain) {
+        let (key, value) = ("data.batch", data.batch as u64);
+        let expected = Expected::DivisorOf { key, value };
+        return fault("data.grain", expected, data.grain as u64);
+    }
+    if recipe.schedule.warmup > recipe.steps {
+        let (key, value) = ("steps", recipe.steps);
+        let expected = Expected::AtMost { key, value };
+        return fault("schedule.warmup", expected, recipe.schedule.warmup);
+    }
+    if recipe.golden.trace_steps > recipe.golden.steps {
+        let (key, value) = ("golden.steps", recipe.golden.steps);
+        let expected = Expected::AtMost { key, value };
+        return fault("golden.trace_steps", expected, recipe.golden.trace_steps);
+    }
+    check_source(recipe, file)
+}
+
+/// A file source needs a path, and keys of another source have no meaning.
+fn check_source(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
+    let data = &recipe.data;
+    let file = file.to_string();
+    let conflict = |key, beside| ConfigError::Conflict {
+        file: file.clone(),
+        key,
+        beside,
+    };
+    match (data.source, &data.path) {
+        (DataSource::Sums, Some(_)) => {
+            return Err(conflict("data.path", "data.source = \"sums\""));
+        }
+        (DataSource::Text | DataSource::Bin | DataSource::Llmc, None) => {
+            return Err(ConfigError::MissingKey {
+                file,
+                key: "data.path",
+                expected: Expected::Text,
+            });
+        }
+        _ => {}
+    }
+    if data.source != DataSource::Bin && data.token_dtype.is_some() {
+        return Err(conflict(
+            "data.token_dtype",
+            "a data.source other than \"bin\"",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "recipe_tests.rs"]
+mod tests;

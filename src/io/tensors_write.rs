@@ -1,0 +1,87 @@
+//! Writing safetensors: the same tensors always give the same bytes.
+
+use std::path::Path;
+
+use super::atomic::write_atomic;
+use super::tensors_header::METADATA;
+use crate::error::CheckpointError;
+use crate::shape::Shape;
+
+/// Values turned into bytes at a time.
+const CHUNK_VALUES: usize = 1 << 18;
+
+/// A tensor to be written: its name, its dimensions and its values, row-major.
+pub type F32Tensor<'a> = (&'a str, &'a [usize], &'a [f32]);
+
+/// Writes f32 tensors in the order of their names, with the metadata that transformers expects.
+/// The file is replaced whole or not at all, and its bytes depend on the tensors alone, not on
+/// the order they are given in.
+///
+/// # Errors
+/// [`CheckpointError`]: two tensors of one name, values that do not fill their shape, or a file
+/// that cannot be written.
+pub fn write_f32_tensors<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = F32Tensor<'a>>,
+) -> Result<(), CheckpointError> {
+    let mut tensors: Vec<F32Tensor<'a>> = tensors.into_iter().collect();
+    tensors.sort_by_key(|(name, ..)| *name);
+    let header = header_text(path, &tensors)?;
+    write_atomic(path, |out| {
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(header.as_bytes())?;
+        let mut bytes = vec![0; 4 * CHUNK_VALUES];
+        for (.., values) in &tensors {
+            for part in values.chunks(CHUNK_VALUES) {
+                let bytes = &mut bytes[..4 * part.len()];
+                for (to, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(part) {
+                    *to = value.to_le_bytes();
+                }
+                out.write_all(bytes)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The header of sorted tensors, padded with spaces so that the data starts at a multiple of
+/// eight bytes.
+fn header_text(path: &Path, tensors: &[F32Tensor<'_>]) -> Result<String, CheckpointError> {
+    let mut text = format!("{{\"{METADATA}\":{{\"format\":\"pt\"}}");
+    let mut start = 0;
+    let mut before = METADATA;
+    for (name, dims, values) in tensors {
+        let file = path.display().to_string();
+        let tensor = name.to_string();
+        if *name == METADATA || *name == before {
+            return Err(CheckpointError::DuplicateTensor { file, tensor });
+        }
+        let expected_values = match dims.contains(&0) {
+            true => 0,
+            false => dims.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64)),
+        };
+        if expected_values != values.len() as u64 {
+            return Err(CheckpointError::ValueCount {
+                file,
+                tensor,
+                shape: Shape::new(*dims),
+                expected_values,
+                found_values: values.len() as u64,
+            });
+        }
+        let end = start + 4 * values.len();
+        // A JSON string of its own escapes whatever the name holds.
+        let quoted = serde_json::Value::from(*name);
+        let shape = Shape::new(*dims);
+        text += &format!(
+            ",{quoted}:{{\"dtype\":\"F32\",\"shape\":{shape},\"data_offsets\":[{start},{end}]}}"
+        );
+        start = end;
+        before = name;
+    }
+    text.push('}');
+    while !text.len().is_multiple_of(8) {
+        text.push(' ');
+    }
+    Ok(text)
+}
