@@ -13,4 +13,4 @@ mod tensors_write;
 pub use model_folder::{ModelFolder, write_model_folder};
 pub use recipe::Recipe;
 pub use tensors::{StoredType, TensorEntry, TensorFile};
-pub use tensors_write::write_f32_tensors;
+pub use tensors_write::{F32Tensor, write_f32_tensors};

@@ -233,7 +233,7 @@ fn tokenizer_files_are_copied_and_cannot_replace_the_model() {
     let copied = out.join("tokenizer.json");
     assert_eq!(std::fs::read(&copied).expect("reads"), b"{\"t\":1}");
     // A folder saved over itself copies its tokenizer onto itself.
-    save(&[copied.clone()]).expect("writes");
+    save(std::slice::from_ref(&copied)).expect("writes");
     assert_eq!(std::fs::read(&copied).expect("reads"), b"{\"t\":1}");
     for name in ["config.json", WEIGHTS, INDEX, "/"] {
         let error = save(&[PathBuf::from(name)]).expect_err(name);

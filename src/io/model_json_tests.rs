@@ -253,6 +253,14 @@ fn what_is_written_reads_back_and_keeps_the_other_keys() {
     assert_eq!(self::config(&write(&changed, &map)), changed);
 }
 
+/// Fast readers of JSON numbers miss the nearest f64 of this one by a bit.
+#[test]
+fn numbers_keep_their_last_bit() {
+    let (config, map) = read(&llama(r#""rope_theta":901000000007140032"#)).expect("right");
+    let again = self::config(&write(&config, &map));
+    assert_eq!(again.rope_theta.to_bits(), config.rope_theta.to_bits());
+}
+
 proptest! {
     #[test]
     fn no_text_panics(text in ".{0,100}", key in 0usize..16, value in "-?[0-9]{1,22}|null|true|\"x\"|\\[\\]|\\{\\}|1e300|-0.5") {
