@@ -21,8 +21,7 @@ pub(super) fn prove_equal<B: Backend>(
     hyper: &Hyper,
 ) -> Result<(), CaptureError> {
     let scalars = core.validate(batch, hyper).map_err(refused)?;
-    let snapshot = Snapshot::take(&core.backend, &core.arena, &core.plan.layout);
-    let snapshot = core.guarded(snapshot)?;
+    let snapshot = core.snapshot()?;
     let proof = (|| {
         core.write_inputs(batch, scalars)?;
         compare(core, &snapshot, &mut graphs.step, ProgramKind::Step)?;

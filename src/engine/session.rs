@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::hyper::Hyper;
 use super::init::ParamSource;
+use super::snapshot::Snapshot;
 use super::state::{Captured, Engine, Recorded, Refused, Replaying, State, Warmup};
 use super::step::{Core, Evaluation, Observe, Progress, StepReport, root};
 use crate::backend::{Backend, DeviceInfo, Execution};
@@ -241,6 +242,27 @@ impl<B: Backend> Session<B> {
     /// A device fault.
     pub fn root(&mut self) -> Result<blake3::Hash, DeviceError> {
         Ok(root(&self.param_digests()?))
+    }
+
+    /// Copies everything that survives a step.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn snapshot(&mut self) -> Result<Snapshot, DeviceError> {
+        self.core_mut().snapshot()
+    }
+
+    /// Goes back to a snapshot of a session over the same plan.
+    ///
+    /// # Errors
+    /// A snapshot of another size; a device fault.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), DeviceError> {
+        let core = self.core_mut();
+        let layout = &core.plan.layout;
+        let restored = snapshot.restore(&core.backend, &mut core.arena, layout);
+        core.guarded(restored)?;
+        core.progress = snapshot.progress;
+        Ok(())
     }
 
     /// The plan the session runs.

@@ -1,13 +1,15 @@
 //! A copy of everything that survives a step, to go back to.
 
+use super::step::Progress;
 use crate::backend::Backend;
 use crate::error::DeviceError;
 use crate::layout::{Layout, Region};
 
-/// The persistent bytes of an arena at one moment.
+/// The persistent bytes of an arena and the run's counters at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     bytes: Vec<u8>,
+    pub progress: Progress,
 }
 
 impl Snapshot {
@@ -19,11 +21,12 @@ impl Snapshot {
         backend: &B,
         arena: &B::Arena,
         layout: &Layout,
+        progress: Progress,
     ) -> Result<Self, DeviceError> {
         let region = persistent(layout);
         let mut bytes = vec![0; region.bytes];
         backend.read(arena, region, &mut bytes)?;
-        Ok(Snapshot { bytes })
+        Ok(Snapshot { bytes, progress })
     }
 
     /// Writes the copy back.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::guard::Admitted;
 use super::hyper::Hyper;
+use super::snapshot::Snapshot;
 use crate::backend::Backend;
 use crate::data::Batch;
 use crate::error::{DeviceError, GuardError, StepError};
@@ -268,6 +269,13 @@ impl<B: Backend> Core<B> {
             hits: hits.iter().map(|&h| h as usize).sum(),
             scored: batch.active_targets(),
         })
+    }
+
+    /// Copies everything that survives a step.
+    pub(super) fn snapshot(&mut self) -> Result<Snapshot, DeviceError> {
+        let layout = &self.plan.layout;
+        let taken = Snapshot::take(&self.backend, &self.arena, layout, self.progress);
+        self.guarded(taken)
     }
 
     /// The digest of every trained and frozen parameter, in parameter order.

@@ -151,6 +151,11 @@ impl<B: Backend> Trainer<B> {
             .expect("a transition always gives the session back")
     }
 
+    /// Back to warm-up: the next steps run eagerly again. Weights and counters stay.
+    pub fn thaw(&mut self) {
+        self.session = self.session.take().map(Session::thaw);
+    }
+
     fn warmed_up(&self) -> bool {
         match self.session() {
             Session::Warmup(engine) => engine.warmup_steps() >= self.warmup_steps,

@@ -5,6 +5,9 @@
 
 pub mod compare;
 pub mod file;
+pub mod locate;
+pub mod record;
+pub mod verify;
 
 pub use compare::{FirstDifference, Verdict};
 pub use file::GoldenFile;

@@ -156,7 +156,7 @@ impl OpRule for AttentionGradQuery {
     }
 
     fn signature(&self) -> Signature {
-        grad_signature(&self.shape, Access::Write)
+        grad_signature(&self.shape, Access::Partial)
     }
 
     fn flops(&self) -> u64 {

@@ -63,6 +63,8 @@ pub enum Access {
     Read,
     /// Written whole, never read.
     Write,
+    /// Written in part, never read; the next call writes the rest.
+    Partial,
     /// Read and written in place.
     Update,
 }
