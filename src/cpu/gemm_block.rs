@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::cpu::gemm::{Form, Gemm, Store};
-use crate::cpu::gemm_pack::{Buffer, Lines, Panel, panels};
+use crate::cpu::gemm_pack::{Buffer, Lines, Pack, panels};
 use crate::cpu::simd::{SimdPath, Start, Task, Tile, dispatch};
 use crate::num::tree::{TokenSum, TreeFold};
 
@@ -18,8 +18,14 @@ const BLOCK_K: usize = 192;
 /// Columns of a block; whole panels on every path.
 const BLOCK_COLS: usize = 192;
 
-/// The most rows of a block: its sums are 384 KB then.
-pub(super) const BLOCK_ROWS: usize = 512;
+/// The most rows of a block. Its sums take 384 KB then; those of a sum cut into pieces half as much,
+/// since several of them are live at a time.
+pub(super) fn block_rows(form: Form) -> usize {
+    match form {
+        Form::Nt | Form::Nn => 512,
+        Form::Tn => 256,
+    }
+}
 
 /// What a thread keeps between blocks, so that it allocates only when a larger block comes.
 #[derive(Default)]
@@ -42,10 +48,11 @@ pub(super) fn compute_part(
 ) {
     let width = out.first().map_or(0, |r| r.len());
     SCRATCH.with_borrow_mut(|scratch| {
-        for (r, rows) in out.chunks_mut(BLOCK_ROWS).enumerate() {
+        let most = block_rows(gemm.form);
+        for (r, rows) in out.chunks_mut(most).enumerate() {
             for start in (0..width).step_by(BLOCK_COLS) {
                 let end = (start + BLOCK_COLS).min(width);
-                let first = row + r * BLOCK_ROWS;
+                let first = row + r * most;
                 let block = Block {
                     path,
                     gemm,
@@ -177,43 +184,39 @@ impl Block<'_> {
     fn pack_b<'s>(&self, ks: Range<usize>, scratch: &'s mut Buffer) -> &'s [f32] {
         let (shape, b) = (self.path.tile_shape(), self.gemm.b);
         let packed = scratch.floats(ks.len() * self.stride());
-        for (start, width) in panels(self.cols.len(), shape.lanes, shape.vectors) {
-            let line = self.cols.start + start;
-            let (lines, at) = match self.gemm.form {
-                Form::Nt => (Lines::Rows, line * b.stride + ks.start),
-                Form::Nn | Form::Tn => (Lines::Columns, ks.start * b.stride + line),
-            };
-            Panel {
-                path: self.path,
-                lines,
-                src: &b.data[at..],
-                stride: b.stride,
-                count: width.min(self.cols.len() - start),
-                width,
-                dst: &mut packed[start * ks.len()..][..width * ks.len()],
-            }
-            .pack();
+        let (lines, at) = match self.gemm.form {
+            Form::Nt => (Lines::Rows, self.cols.start * b.stride + ks.start),
+            Form::Nn | Form::Tn => (Lines::Columns, ks.start * b.stride + self.cols.start),
+        };
+        Pack {
+            path: self.path,
+            lines,
+            src: &b.data[at..],
+            stride: b.stride,
+            count: self.cols.len(),
+            lanes: shape.lanes,
+            full: shape.vectors,
+            dst: &mut *packed,
         }
+        .run();
         packed
     }
 
     /// The block's columns of a transposed A over the steps `ks`, in panels of a tile's rows.
     fn pack_a<'s>(&self, ks: Range<usize>, scratch: &'s mut Buffer) -> &'s [f32] {
-        let (width, a) = (self.path.tile_shape().rows, self.gemm.a);
-        let packed = scratch.floats(ks.len() * self.rows.len().next_multiple_of(width));
-        for start in (0..self.rows.len()).step_by(width) {
-            let at = ks.start * a.stride + self.rows.start + start;
-            Panel {
-                path: self.path,
-                lines: Lines::Columns,
-                src: &a.data[at..],
-                stride: a.stride,
-                count: width.min(self.rows.len() - start),
-                width,
-                dst: &mut packed[start * ks.len()..][..width * ks.len()],
-            }
-            .pack();
+        let (rows, a) = (self.path.tile_shape().rows, self.gemm.a);
+        let packed = scratch.floats(ks.len() * self.rows.len().next_multiple_of(rows));
+        Pack {
+            path: self.path,
+            lines: Lines::Columns,
+            src: &a.data[ks.start * a.stride + self.rows.start..],
+            stride: a.stride,
+            count: self.rows.len(),
+            lanes: rows,
+            full: 1,
+            dst: &mut *packed,
         }
+        .run();
         packed
     }
 

@@ -347,7 +347,12 @@ mod x86 {
                         }
                     }
                     let (mut a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
-                    for _ in 0..t.k {
+                    let next = a.wrapping_add(R * t.a_row);
+                    for p in 0..t.k {
+                        // Fetches the next tile's rows, a cache line a step and all of them within
+                        // half the steps. A prefetch of any address is harmless.
+                        let line = (p % 8) * t.a_row + p / 8 * 16;
+                        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast());
                         let mut column = [$zero(); V];
                         for v in 0..V {
                             column[v] = $load(b.add(v * $lanes));
