@@ -15,8 +15,13 @@ use crate::num::tree::{TokenSum, TreeFold};
 /// Steps of k a panel covers: 192 × 48 floats are three quarters of a 48 KB first-level cache.
 const BLOCK_K: usize = 192;
 
-/// Columns of a block; whole panels on every path.
-const BLOCK_COLS: usize = 192;
+/// The most columns of a block: whole panels on every path. More of them save packing A.
+fn block_cols(form: Form) -> usize {
+    match form {
+        Form::Nt | Form::Nn => 192,
+        Form::Tn => 384,
+    }
+}
 
 /// The most rows of a block. Its sums take 384 KB then; those of a sum cut into pieces half as much,
 /// since several of them are live at a time.
@@ -48,10 +53,10 @@ pub(super) fn compute_part(
 ) {
     let width = out.first().map_or(0, |r| r.len());
     SCRATCH.with_borrow_mut(|scratch| {
-        let most = block_rows(gemm.form);
+        let (most, cols) = (block_rows(gemm.form), block_cols(gemm.form));
         for (r, rows) in out.chunks_mut(most).enumerate() {
-            for start in (0..width).step_by(BLOCK_COLS) {
-                let end = (start + BLOCK_COLS).min(width);
+            for start in (0..width).step_by(cols) {
+                let end = (start + cols).min(width);
                 let first = row + r * most;
                 let block = Block {
                     path,

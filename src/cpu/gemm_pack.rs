@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::cpu::simd::{SimdPath, Task, Transpose, dispatch};
+use crate::cpu::simd::{SimdPath, Task, Transpose, dispatch, prefetch};
 
 /// The floats of one cache line.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -93,6 +93,10 @@ impl Pack<'_> {
 /// enough that whole cache lines are written.
 const COPY_STEPS: usize = 8;
 
+/// How many steps ahead of the copy memory is asked for: rows of an operand lie pages apart, where
+/// the processor does not foresee the next one.
+const COPY_AHEAD: usize = 16;
+
 /// Copies the panels of lines that are columns.
 struct CopyColumns<'a> {
     pack: Pack<'a>,
@@ -113,6 +117,11 @@ impl Task for CopyColumns<'_> {
                 let at = start * self.k + first * width;
                 let dst = &mut self.pack.dst[at..][..steps * width];
                 let src = &src[first * stride + start..];
+                for p in 0..COPY_STEPS {
+                    for line in (0..width).step_by(16) {
+                        prefetch(src, (COPY_AHEAD + p) * stride + line);
+                    }
+                }
                 match (start + width <= count, width) {
                     (true, 48) => copy_rows::<48>(src, stride, dst),
                     (true, 32) => copy_rows::<32>(src, stride, dst),

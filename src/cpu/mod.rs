@@ -6,3 +6,4 @@ mod gemm_block;
 mod gemm_pack;
 pub mod peak;
 pub mod simd;
+mod simd_path;
