@@ -7,7 +7,7 @@
 use rayon::prelude::*;
 
 use crate::cpu::context::CpuContext;
-use crate::cpu::gemm_block::{block_rows, compute_part};
+use crate::cpu::gemm_block::{BLOCK_ROWS, compute_part};
 use crate::error::DeviceError;
 use crate::num::tree::TokenSum;
 
@@ -219,7 +219,7 @@ impl Grid {
         let tiles = m.div_ceil(shape.rows);
         if threads == 1 || tiles >= 2 * threads {
             let for_balance = (2 * threads).min(m / SHORT_BAND);
-            let bands = m.div_ceil(block_rows(gemm.form)).max(for_balance);
+            let bands = m.div_ceil(BLOCK_ROWS).max(for_balance);
             let bands = bands.next_multiple_of(threads);
             return Grid {
                 threads,

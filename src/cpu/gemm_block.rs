@@ -15,22 +15,12 @@ use crate::num::tree::{TokenSum, TreeFold};
 /// Steps of k a panel covers: 192 × 48 floats are three quarters of a 48 KB first-level cache.
 const BLOCK_K: usize = 192;
 
-/// The most columns of a block: whole panels on every path. More of them save packing A.
-fn block_cols(form: Form) -> usize {
-    match form {
-        Form::Nt | Form::Nn => 192,
-        Form::Tn => 384,
-    }
-}
+/// The most columns of a block; whole panels on every path.
+const BLOCK_COLS: usize = 384;
 
-/// The most rows of a block. Its sums take 384 KB then; those of a sum cut into pieces half as much,
-/// since several of them are live at a time.
-pub(super) fn block_rows(form: Form) -> usize {
-    match form {
-        Form::Nt | Form::Nn => 512,
-        Form::Tn => 256,
-    }
-}
+/// The most rows of a block. Its sums take 384 KB then and its packed operands at most 480 KB, which
+/// leaves room for a row band of A in a 2 MB second-level cache.
+pub(super) const BLOCK_ROWS: usize = 256;
 
 /// What a thread keeps between blocks, so that it allocates only when a larger block comes.
 #[derive(Default)]
@@ -53,11 +43,10 @@ pub(super) fn compute_part(
 ) {
     let width = out.first().map_or(0, |r| r.len());
     SCRATCH.with_borrow_mut(|scratch| {
-        let (most, cols) = (block_rows(gemm.form), block_cols(gemm.form));
-        for (r, rows) in out.chunks_mut(most).enumerate() {
-            for start in (0..width).step_by(cols) {
-                let end = (start + cols).min(width);
-                let first = row + r * most;
+        for (r, rows) in out.chunks_mut(BLOCK_ROWS).enumerate() {
+            for start in (0..width).step_by(BLOCK_COLS) {
+                let end = (start + BLOCK_COLS).min(width);
+                let first = row + r * BLOCK_ROWS;
                 let block = Block {
                     path,
                     gemm,

@@ -245,7 +245,7 @@ fn pieces_and_grains_are_folded_by_the_tree() {
         (411, 3, 2),
         (450, 450, 210),
     ] {
-        for (m, n) in [(65, 50), (9, 200)] {
+        for (m, n) in [(65, 50), (9, 400)] {
             for store in [Store::Assign, Store::Add] {
                 let mut case = Case::new(Form::Tn, m, n, tokens);
                 case.sum = Some(TokenSum {
