@@ -1,6 +1,7 @@
 //! bitstep: a training engine whose bits are defined by a written contract.
 
 pub mod backend;
+pub mod cli;
 pub mod cpu;
 pub mod data;
 pub mod engine;

@@ -10,6 +10,7 @@ use crate::cpu::context::CpuContext;
 use crate::cpu::gemm_block::{BLOCK_ROWS, compute_part};
 use crate::error::DeviceError;
 use crate::num::tree::TokenSum;
+pub use crate::op::Store;
 
 /// Products of fewer multiply-adds than this run on one thread: waking another costs more.
 const SHARED_FROM: usize = 1 << 18;
@@ -70,15 +71,6 @@ pub enum Form {
     Nn,
     /// `C[m, n] = A[k, m]ᵀ · B[k, n]`: its weight gradient, with k the tokens.
     Tn,
-}
-
-/// What happens to the sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// `C = sum`; what C holds is not read.
-    Assign,
-    /// `C = C + sum`, one addition an element.
-    Add,
 }
 
 /// One matrix product.

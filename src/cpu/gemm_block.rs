@@ -8,18 +8,19 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::cpu::gemm::{Form, Gemm, Store};
-use crate::cpu::gemm_pack::{Buffer, Lines, Panel, panels};
+use crate::cpu::gemm_pack::{Buffer, Lines, Pack, panels};
 use crate::cpu::simd::{SimdPath, Start, Task, Tile, dispatch};
 use crate::num::tree::{TokenSum, TreeFold};
 
 /// Steps of k a panel covers: 192 × 48 floats are three quarters of a 48 KB first-level cache.
 const BLOCK_K: usize = 192;
 
-/// Columns of a block; whole panels on every path.
-const BLOCK_COLS: usize = 192;
+/// The most columns of a block; whole panels on every path.
+const BLOCK_COLS: usize = 384;
 
-/// The most rows of a block: its sums are 384 KB then.
-pub(super) const BLOCK_ROWS: usize = 512;
+/// The most rows of a block. Its sums take 384 KB then and its packed operands at most 480 KB, which
+/// leaves room for a row band of A in a 2 MB second-level cache.
+pub(super) const BLOCK_ROWS: usize = 256;
 
 /// What a thread keeps between blocks, so that it allocates only when a larger block comes.
 #[derive(Default)]
@@ -177,43 +178,39 @@ impl Block<'_> {
     fn pack_b<'s>(&self, ks: Range<usize>, scratch: &'s mut Buffer) -> &'s [f32] {
         let (shape, b) = (self.path.tile_shape(), self.gemm.b);
         let packed = scratch.floats(ks.len() * self.stride());
-        for (start, width) in panels(self.cols.len(), shape.lanes, shape.vectors) {
-            let line = self.cols.start + start;
-            let (lines, at) = match self.gemm.form {
-                Form::Nt => (Lines::Rows, line * b.stride + ks.start),
-                Form::Nn | Form::Tn => (Lines::Columns, ks.start * b.stride + line),
-            };
-            Panel {
-                path: self.path,
-                lines,
-                src: &b.data[at..],
-                stride: b.stride,
-                count: width.min(self.cols.len() - start),
-                width,
-                dst: &mut packed[start * ks.len()..][..width * ks.len()],
-            }
-            .pack();
+        let (lines, at) = match self.gemm.form {
+            Form::Nt => (Lines::Rows, self.cols.start * b.stride + ks.start),
+            Form::Nn | Form::Tn => (Lines::Columns, ks.start * b.stride + self.cols.start),
+        };
+        Pack {
+            path: self.path,
+            lines,
+            src: &b.data[at..],
+            stride: b.stride,
+            count: self.cols.len(),
+            lanes: shape.lanes,
+            full: shape.vectors,
+            dst: &mut *packed,
         }
+        .run();
         packed
     }
 
     /// The block's columns of a transposed A over the steps `ks`, in panels of a tile's rows.
     fn pack_a<'s>(&self, ks: Range<usize>, scratch: &'s mut Buffer) -> &'s [f32] {
-        let (width, a) = (self.path.tile_shape().rows, self.gemm.a);
-        let packed = scratch.floats(ks.len() * self.rows.len().next_multiple_of(width));
-        for start in (0..self.rows.len()).step_by(width) {
-            let at = ks.start * a.stride + self.rows.start + start;
-            Panel {
-                path: self.path,
-                lines: Lines::Columns,
-                src: &a.data[at..],
-                stride: a.stride,
-                count: width.min(self.rows.len() - start),
-                width,
-                dst: &mut packed[start * ks.len()..][..width * ks.len()],
-            }
-            .pack();
+        let (rows, a) = (self.path.tile_shape().rows, self.gemm.a);
+        let packed = scratch.floats(ks.len() * self.rows.len().next_multiple_of(rows));
+        Pack {
+            path: self.path,
+            lines: Lines::Columns,
+            src: &a.data[ks.start * a.stride + self.rows.start..],
+            stride: a.stride,
+            count: self.rows.len(),
+            lanes: rows,
+            full: 1,
+            dst: &mut *packed,
         }
+        .run();
         packed
     }
 

@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::cpu::simd::{SimdPath, Task, Transpose, dispatch};
+use crate::cpu::simd::{SimdPath, Task, Transpose, dispatch, prefetch};
 
 /// The floats of one cache line.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -38,93 +38,120 @@ pub(super) enum Lines {
     Columns,
 }
 
-/// One panel to be packed.
-pub(super) struct Panel<'a> {
+/// An operand's part to be packed: all its panels at once.
+pub(super) struct Pack<'a> {
     pub path: SimdPath,
     pub lines: Lines,
-    /// The operand from the panel's first element on.
+    /// The operand from the part's first element on.
     pub src: &'a [f32],
     pub stride: usize,
-    /// Lines that exist; at most the width.
+    /// Lines, cut as [`panels`] cuts them into panels of `full` times `lanes`.
     pub count: usize,
-    pub width: usize,
-    /// The panel: `k * width` floats.
+    pub lanes: usize,
+    pub full: usize,
+    /// The panels, one after the other: `count` rounded up to `lanes`, times k.
     pub dst: &'a mut [f32],
 }
 
-impl Panel<'_> {
-    /// Fills the panel.
-    pub(super) fn pack(self) {
+impl Pack<'_> {
+    /// Fills the panels.
+    pub(super) fn run(self) {
+        let padded = self.count.next_multiple_of(self.lanes);
+        if padded == 0 {
+            return;
+        }
+        let k = self.dst.len() / padded;
         match self.lines {
-            Lines::Rows => self.transpose(),
-            Lines::Columns => match (self.count == self.width, self.width) {
-                (true, 48) => self.copy::<48>(),
-                (true, 32) => self.copy::<32>(),
-                (true, 16) => self.copy::<16>(),
-                (true, 8) => self.copy::<8>(),
-                (true, 6) => self.copy::<6>(),
-                _ => self.copy_ragged(),
-            },
+            Lines::Rows => self.transpose(k),
+            Lines::Columns => dispatch(self.path, CopyColumns { pack: self, k }),
         }
     }
 
-    fn transpose(self) {
-        let k = self.dst.len() / self.width;
-        Transpose {
-            src: self.src,
-            src_stride: self.stride,
-            dst: &mut *self.dst,
-            dst_stride: self.width,
-            rows: self.count,
-            cols: k,
-        }
-        .run(self.path);
-        if self.count < self.width {
-            for row in self.dst.chunks_exact_mut(self.width) {
-                row[self.count..].fill(0.0);
+    fn transpose(self, k: usize) {
+        for (start, width) in panels(self.count, self.lanes, self.full) {
+            let panel = &mut self.dst[start * k..][..width * k];
+            let rows = width.min(self.count - start);
+            Transpose {
+                src: &self.src[start * self.stride..],
+                src_stride: self.stride,
+                dst: panel,
+                dst_stride: width,
+                rows,
+                cols: k,
+            }
+            .run(self.path);
+            if rows < width {
+                for row in panel.chunks_exact_mut(width) {
+                    row[rows..].fill(0.0);
+                }
             }
         }
     }
+}
 
-    fn copy<const W: usize>(self) {
-        dispatch(
-            self.path,
-            CopyRows::<W> {
-                src: self.src,
-                stride: self.stride,
-                dst: self.dst,
-            },
-        );
-    }
+/// Steps of k that are copied together: few enough that each row's reads go on where they stopped,
+/// enough that whole cache lines are written.
+const COPY_STEPS: usize = 8;
 
-    fn copy_ragged(self) {
-        for (p, row) in self.dst.chunks_exact_mut(self.width).enumerate() {
-            let (filled, padding) = row.split_at_mut(self.count);
-            filled.copy_from_slice(&self.src[p * self.stride..][..self.count]);
-            padding.fill(0.0);
+/// How many steps ahead of the copy memory is asked for: rows of an operand lie pages apart, where
+/// the processor does not foresee the next one.
+const COPY_AHEAD: usize = 16;
+
+/// Copies the panels of lines that are columns.
+struct CopyColumns<'a> {
+    pack: Pack<'a>,
+    k: usize,
+}
+
+impl Task for CopyColumns<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Pack {
+            src, stride, count, ..
+        } = self.pack;
+        for first in (0..self.k).step_by(COPY_STEPS) {
+            let steps = COPY_STEPS.min(self.k - first);
+            for (start, width) in panels(count, self.pack.lanes, self.pack.full) {
+                let at = start * self.k + first * width;
+                let dst = &mut self.pack.dst[at..][..steps * width];
+                let src = &src[first * stride + start..];
+                for p in 0..COPY_STEPS {
+                    for line in (0..width).step_by(16) {
+                        prefetch(src, (COPY_AHEAD + p) * stride + line);
+                    }
+                }
+                match (start + width <= count, width) {
+                    (true, 48) => copy_rows::<48>(src, stride, dst),
+                    (true, 32) => copy_rows::<32>(src, stride, dst),
+                    (true, 16) => copy_rows::<16>(src, stride, dst),
+                    (true, 8) => copy_rows::<8>(src, stride, dst),
+                    (true, 6) => copy_rows::<6>(src, stride, dst),
+                    _ => copy_ragged(src, stride, dst, (width.min(count - start), width)),
+                }
+            }
         }
     }
 }
 
 /// Copies rows of a width known to the compiler, which needs no call to a copy function.
-struct CopyRows<'a, const W: usize> {
-    src: &'a [f32],
-    stride: usize,
-    dst: &'a mut [f32],
+#[inline(always)]
+fn copy_rows<const W: usize>(src: &[f32], stride: usize, dst: &mut [f32]) {
+    for (p, row) in dst.as_chunks_mut::<W>().0.iter_mut().enumerate() {
+        if let Some(from) = src[p * stride..].first_chunk::<W>() {
+            *row = *from;
+        }
+    }
 }
 
-impl<const W: usize> Task for CopyRows<'_, W> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let rows = self.dst.as_chunks_mut::<W>().0;
-        for (p, row) in rows.iter_mut().enumerate() {
-            let from = &self.src[p * self.stride..][..W];
-            if let Some(from) = from.first_chunk::<W>() {
-                *row = *from;
-            }
-        }
+/// Copies rows of `count` floats into rows of `width`, whose rest is zeros.
+#[inline(always)]
+fn copy_ragged(src: &[f32], stride: usize, dst: &mut [f32], (count, width): (usize, usize)) {
+    for (p, row) in dst.chunks_exact_mut(width).enumerate() {
+        let (filled, padding) = row.split_at_mut(count);
+        filled.copy_from_slice(&src[p * stride..][..count]);
+        padding.fill(0.0);
     }
 }
 
@@ -166,37 +193,49 @@ mod tests {
         assert_eq!(panels(24, 8, 2).collect::<Vec<_>>(), [(0, 16), (16, 8)]);
     }
 
+    /// Packs a matrix of `count` lines; returns the panels.
+    fn packed(path: SimdPath, lines: Lines, count: usize, k: usize) -> Vec<f32> {
+        let (src, stride): (Vec<f32>, usize) = match lines {
+            Lines::Rows => ((0..count * k).map(|i| value(i / k, i % k)).collect(), k),
+            Lines::Columns => {
+                let of = |i: usize| value(i % count, i / count);
+                ((0..count * k).map(of).collect(), count)
+            }
+        };
+        let mut buffer = Buffer::default();
+        let dst = buffer.floats(k * count.next_multiple_of(8));
+        dst.fill(f32::NAN);
+        Pack {
+            path,
+            lines,
+            src: &src,
+            stride,
+            count,
+            lanes: 8,
+            full: 3,
+            dst,
+        }
+        .run();
+        dst.to_vec()
+    }
+
+    fn value(line: usize, step: usize) -> f32 {
+        (1 + line * 100 + step) as f32
+    }
+
     #[test]
-    fn both_ways_of_packing_give_the_same_panel() {
-        for (count, width, k) in [(48, 48, 5), (47, 48, 17), (3, 8, 9), (8, 8, 24), (6, 6, 7)] {
-            let value = |j: usize, p: usize| (j * 100 + p) as f32;
-            let rows: Vec<f32> = (0..count * k).map(|i| value(i / k, i % k)).collect();
-            let columns: Vec<f32> = (0..count * k)
-                .map(|i| value(i % count, i / count))
-                .collect();
+    fn both_ways_of_packing_give_the_panels_as_defined() {
+        for (count, k) in [(24, 5), (47, 17), (3, 9), (8, 24), (70, 7), (33, 1)] {
+            let mut expected = Vec::new();
+            for (start, width) in panels(count, 8, 3) {
+                for p in 0..k {
+                    let line = |j| if j < count { value(j, p) } else { 0.0 };
+                    expected.extend((start..start + width).map(line));
+                }
+            }
             for path in SimdPath::ALL {
-                let packed = |lines, src: &[f32], stride| {
-                    let mut buffer = Buffer::default();
-                    let dst = buffer.floats(k * width);
-                    dst.fill(f32::NAN);
-                    Panel {
-                        path,
-                        lines,
-                        src,
-                        stride,
-                        count,
-                        width,
-                        dst,
-                    }
-                    .pack();
-                    dst.to_vec()
-                };
-                let expected: Vec<f32> = (0..k * width)
-                    .map(|i| (i / width, i % width))
-                    .map(|(p, j)| if j < count { value(j, p) } else { 0.0 })
-                    .collect();
-                assert_eq!(packed(Lines::Rows, &rows, k), expected);
-                assert_eq!(packed(Lines::Columns, &columns, count), expected);
+                assert_eq!(packed(path, Lines::Rows, count, k), expected);
+                assert_eq!(packed(path, Lines::Columns, count, k), expected);
             }
         }
     }

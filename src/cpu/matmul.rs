@@ -2,7 +2,7 @@
 
 use super::arena::Operands;
 use super::context::CpuContext;
-use super::gemm::{Form, Gemm, Mat, MatMut, Store as GemmStore, gemm};
+use super::gemm::{Form, Gemm, Mat, MatMut, gemm};
 use crate::error::DeviceError;
 use crate::op::Store;
 use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
@@ -23,7 +23,7 @@ pub fn forward(
         b: Mat::tight(operands.read(1)?, op.n_out, op.n_in),
         bias,
         sum: None,
-        store: GemmStore::Assign,
+        store: Store::Assign,
     };
     let y = MatMut::tight(operands.write(0)?, op.rows, op.n_out);
     gemm(context, &product, y)
@@ -41,7 +41,7 @@ pub fn grad_input(
         b: Mat::tight(operands.read(1)?, op.n_out, op.n_in),
         bias: None,
         sum: None,
-        store: GemmStore::Assign,
+        store: Store::Assign,
     };
     let dx = MatMut::tight(operands.write(0)?, op.rows, op.n_in);
     gemm(context, &product, dx)
@@ -60,10 +60,7 @@ pub fn grad_weight(
         b: Mat::tight(operands.read(1)?, tokens, op.n_in),
         bias: None,
         sum: Some(op.sum),
-        store: match op.store {
-            Store::Assign => GemmStore::Assign,
-            Store::Add => GemmStore::Add,
-        },
+        store: op.store,
     };
     let dweight = MatMut::tight(operands.write(0)?, op.n_out, op.n_in);
     gemm(context, &product, dweight)

@@ -17,6 +17,7 @@ pub mod peak;
 pub mod rms_norm;
 pub mod rope;
 pub mod simd;
+mod simd_path;
 pub mod swiglu;
 pub mod tree_add;
 

@@ -5,121 +5,7 @@
 //! own chain of roundings alone.
 #![allow(unsafe_code)]
 
-use std::fmt;
-use std::str::FromStr;
-use std::sync::OnceLock;
-
-use crate::error::DeviceError;
-
-/// A set of vector instructions, in ascending order of width.
-///
-/// Any value may be named anywhere; code runs with the best detected path at or below it, so
-/// instructions that the processor lacks are never reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SimdPath {
-    /// The baseline of the build target.
-    Scalar,
-    /// AVX2 and FMA: 8 lanes.
-    Avx2,
-    /// AVX-512 F, BW, DQ and VL: 16 lanes.
-    Avx512,
-}
-
-impl SimdPath {
-    /// Every path, ascending.
-    pub const ALL: [SimdPath; 3] = [SimdPath::Scalar, SimdPath::Avx2, SimdPath::Avx512];
-
-    /// The widest path that this processor has.
-    pub fn detect() -> Self {
-        static DETECTED: OnceLock<SimdPath> = OnceLock::new();
-        *DETECTED.get_or_init(probe)
-    }
-
-    /// The paths that this processor has, ascending.
-    pub fn available() -> Vec<Self> {
-        let all = Self::ALL.into_iter();
-        all.filter(|&p| p <= Self::detect()).collect()
-    }
-
-    /// This path, or the widest detected one where this one was not detected.
-    pub fn usable(self) -> Self {
-        self.min(Self::detect())
-    }
-
-    /// The path's name, as a command line takes it.
-    pub fn name(self) -> &'static str {
-        match self {
-            SimdPath::Scalar => "scalar",
-            SimdPath::Avx2 => "avx2",
-            SimdPath::Avx512 => "avx512",
-        }
-    }
-
-    /// The register tile of the matrix product on this path.
-    pub(super) fn tile_shape(self) -> TileShape {
-        let (rows, lanes, vectors) = match self {
-            SimdPath::Scalar => (4, 4, 2),
-            SimdPath::Avx2 => (6, 8, 2),
-            SimdPath::Avx512 => (8, 16, 3),
-        };
-        TileShape {
-            rows,
-            lanes,
-            vectors,
-        }
-    }
-}
-
-impl fmt::Display for SimdPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for SimdPath {
-    type Err = DeviceError;
-
-    /// Reads a path's name.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownSimdPath`] for a name that no path has, and
-    /// [`DeviceError::SimdPathUnavailable`] for a path that this processor lacks.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let unknown = || DeviceError::UnknownSimdPath { found: text.into() };
-        let path = Self::ALL.into_iter().find(|p| p.name() == text);
-        only_up_to(path.ok_or_else(unknown)?, Self::detect())
-    }
-}
-
-/// `wanted` when it is at or below `detected`.
-fn only_up_to(wanted: SimdPath, detected: SimdPath) -> Result<SimdPath, DeviceError> {
-    if wanted <= detected {
-        return Ok(wanted);
-    }
-    Err(DeviceError::SimdPathUnavailable {
-        wanted: wanted.name(),
-        detected: detected.name(),
-    })
-}
-
-#[cfg(target_arch = "x86_64")]
-fn probe() -> SimdPath {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-    let avx512 = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl");
-    match (avx2, avx512) {
-        (true, true) => SimdPath::Avx512,
-        (true, false) => SimdPath::Avx2,
-        (false, _) => SimdPath::Scalar,
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn probe() -> SimdPath {
-    SimdPath::Scalar
-}
+pub use crate::cpu::simd_path::SimdPath;
 
 /// Plain code to be compiled once for every path.
 pub trait Task {
@@ -146,12 +32,41 @@ pub fn dispatch<T: Task>(path: SimdPath, task: T) -> T::Out {
     }
 }
 
+/// Asks for the cache line of `data[at]`, which need not exist; changes nothing else.
+#[inline(always)]
+pub(super) fn prefetch(data: &[f32], at: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is in the baseline of x86-64, and a prefetch of an invalid address is ignored.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(data.as_ptr().wrapping_add(at).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (data, at);
+}
+
 /// The register tile: at most `rows` × (`vectors` · `lanes`) outputs at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileShape {
     pub rows: usize,
     pub lanes: usize,
     pub vectors: usize,
+}
+
+impl SimdPath {
+    /// The register tile of the matrix product on this path.
+    pub(super) fn tile_shape(self) -> TileShape {
+        let (rows, lanes, vectors) = match self {
+            SimdPath::Scalar => (4, 4, 2),
+            SimdPath::Avx2 => (6, 8, 2),
+            SimdPath::Avx512 => (8, 16, 3),
+        };
+        TileShape {
+            rows,
+            lanes,
+            vectors,
+        }
+    }
 }
 
 /// Where a tile's chains start.
@@ -210,10 +125,12 @@ impl Tile<'_> {
     fn check(&self) {
         let last = self.rows - 1;
         if self.k > 0 {
-            assert!(last * self.a_row + (self.k - 1) * self.a_step < self.a.len());
-            assert!(self.k * self.width <= self.b.len());
+            let steps = (self.k - 1).saturating_mul(self.a_step);
+            assert!(steps.saturating_add(last.saturating_mul(self.a_row)) < self.a.len());
+            assert!(self.k.saturating_mul(self.width) <= self.b.len());
         }
-        assert!(last * self.c_row + self.width <= self.c.len());
+        let rows = last.saturating_mul(self.c_row);
+        assert!(rows.saturating_add(self.width) <= self.c.len());
     }
 
     /// The tile in plain code, for any shape.
@@ -249,8 +166,11 @@ impl Transpose<'_> {
         if self.rows == 0 || self.cols == 0 {
             return;
         }
-        assert!((self.rows - 1) * self.src_stride + self.cols <= self.src.len());
-        assert!((self.cols - 1) * self.dst_stride + self.rows <= self.dst.len());
+        let end = |lines: usize, stride: usize, len| {
+            (lines - 1).saturating_mul(stride).saturating_add(len)
+        };
+        assert!(end(self.rows, self.src_stride, self.cols) <= self.src.len());
+        assert!(end(self.cols, self.dst_stride, self.rows) <= self.dst.len());
         let (rows, cols) = self.whole_blocks(path);
         self.elements(rows..self.rows, 0..self.cols);
         self.elements(0..rows, cols..self.cols);
@@ -347,7 +267,12 @@ mod x86 {
                         }
                     }
                     let (mut a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
-                    for _ in 0..t.k {
+                    let next = a.wrapping_add(R * t.a_row);
+                    for p in 0..t.k {
+                        // Fetches the next tile's rows, a cache line a step and all of them within
+                        // half the steps. A prefetch of any address is harmless.
+                        let line = (p % 8) * t.a_row + p / 8 * 16;
+                        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast());
                         let mut column = [$zero(); V];
                         for v in 0..V {
                             column[v] = $load(b.add(v * $lanes));
@@ -505,85 +430,5 @@ mod x86 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_reads_back_and_a_wrong_one_is_refused() {
-        for path in SimdPath::available() {
-            assert_eq!(path.name().parse(), Ok(path));
-        }
-        assert_eq!(
-            "sse9".parse::<SimdPath>(),
-            Err(DeviceError::UnknownSimdPath {
-                found: "sse9".into()
-            })
-        );
-    }
-
-    #[test]
-    fn a_path_above_the_detected_one_is_refused() {
-        assert_eq!(
-            only_up_to(SimdPath::Avx512, SimdPath::Avx2),
-            Err(DeviceError::SimdPathUnavailable {
-                wanted: "avx512",
-                detected: "avx2"
-            })
-        );
-        assert_eq!(
-            only_up_to(SimdPath::Avx2, SimdPath::Avx512),
-            Ok(SimdPath::Avx2)
-        );
-    }
-
-    struct Dot<'a>(&'a [f32]);
-
-    impl Task for Dot<'_> {
-        type Out = Vec<u32>;
-
-        #[inline(always)]
-        fn run(self) -> Vec<u32> {
-            let fma = |&x: &f32| x.mul_add(x, -1.0).to_bits();
-            self.0.iter().map(fma).collect()
-        }
-    }
-
-    #[test]
-    fn a_task_gives_the_same_bits_on_every_path() {
-        let values: Vec<f32> = (0..1000).map(|i| 1.0 + i as f32 * 1.1e-7).collect();
-        let fused = dispatch(SimdPath::Scalar, Dot(&values));
-        for path in SimdPath::ALL {
-            assert_eq!(dispatch(path, Dot(&values)), fused, "{path}");
-        }
-        let rounded_twice: Vec<u32> = values.iter().map(|x| (x * x - 1.0).to_bits()).collect();
-        assert_ne!(fused, rounded_twice);
-    }
-
-    #[test]
-    fn transposing_moves_every_element_and_no_other() {
-        for (rows, cols) in [(1, 1), (8, 8), (9, 17), (48, 31), (7, 40), (16, 0)] {
-            let src: Vec<f32> = (0..rows * (cols + 3)).map(|i| i as f32).collect();
-            for path in SimdPath::ALL {
-                let mut dst = vec![-1.0; cols * (rows + 2)];
-                Transpose {
-                    src: &src,
-                    src_stride: cols + 3,
-                    dst: &mut dst,
-                    dst_stride: rows + 2,
-                    rows,
-                    cols,
-                }
-                .run(path);
-                for (i, &found) in dst.iter().enumerate() {
-                    let (p, j) = (i / (rows + 2), i % (rows + 2));
-                    let expected = if j < rows {
-                        src[j * (cols + 3) + p]
-                    } else {
-                        -1.0
-                    };
-                    assert_eq!(found, expected, "{path} {rows} x {cols} at {p}, {j}");
-                }
-            }
-        }
-    }
-}
+#[path = "simd_tests.rs"]
+mod tests;

@@ -1,0 +1,55 @@
+//! The command line: one file a subcommand. Only here are the environment and the clock read.
+
+mod device;
+mod train;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::{Error, ExitCode};
+
+const EXIT_CODES: &str = "Exit codes:
+  0  done, or the two sides are identical
+  1  the two sides differ
+  2  the command line or the recipe is wrong
+  3  a device, its driver or its libraries failed
+  4  a data file, a model folder or a checkpoint could not be used
+  5  training stopped on a non-finite loss or gradient norm";
+
+/// Deterministic training: the bits of a step are defined by a written contract.
+#[derive(Parser, Debug)]
+#[command(name = "bitstep", version, about, after_help = EXIT_CODES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Train a recipe
+    Train(train::Train),
+}
+
+/// Runs the command line; the returned code is the process's.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are printed to standard output and are no error.
+            let _ = error.print();
+            return match error.use_stderr() {
+                true => ExitCode::Usage,
+                false => ExitCode::Done,
+            };
+        }
+    };
+    let outcome = match arguments.command {
+        Command::Train(command) => command.run(),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        error.exit_code()
+    })
+}
+
+/// What a subcommand gives: the code of an outcome that is not an error.
+type Outcome = Result<ExitCode, Error>;

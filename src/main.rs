@@ -1,0 +1,7 @@
+//! The command line of bitstep.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(bitstep::cli::main().code())
+}
