@@ -3,6 +3,8 @@
 pub mod adamw;
 pub mod arena;
 pub mod attention;
+mod attention_block;
+mod attention_grad;
 pub mod backend;
 pub mod bias;
 pub mod clip;
