@@ -1,1 +1,3 @@
 //! The one test binary: every suite is a module of it.
+
+mod ops;
