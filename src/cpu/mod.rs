@@ -16,6 +16,7 @@ pub mod matmul;
 pub mod peak;
 pub mod rms_norm;
 pub mod rope;
+pub mod rows;
 pub mod simd;
 pub mod swiglu;
 pub mod tree_add;
