@@ -1,0 +1,4 @@
+//! The engine on the CPU: transitions, refusals, proofs, faults, and what a step may not depend on.
+
+mod common;
+mod debug;
