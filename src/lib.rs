@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod cli;
 pub mod cpu;
+pub mod cuda;
 pub mod data;
 pub mod engine;
 pub mod error;

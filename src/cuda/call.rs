@@ -1,0 +1,42 @@
+//! A kernel launch as data: what an op asks for, before anything touches a device.
+//!
+//! Every op's file turns a placed call into launches; one place executes them. So a launch can be
+//! listed in the manifest, checked against a graph's nodes, and tested without a GPU.
+
+use crate::layout::Region;
+
+/// One argument of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arg {
+    /// The address of a region of the arena.
+    Region(Region),
+    /// The address of a byte of the workspace behind the planned arena.
+    Workspace { offset: usize },
+    /// A 32-bit unsigned integer.
+    U32(u32),
+    /// A binary32 number.
+    F32(f32),
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelLaunch {
+    /// The kernel's entry; its file is the longest stem of `ptx/` that the entry starts with.
+    pub entry: &'static str,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    pub args: Vec<Arg>,
+}
+
+/// The launches of one call and the workspace they need.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallLaunches {
+    pub launches: Vec<KernelLaunch>,
+    /// Bytes of workspace; calls run one after another and share it.
+    pub workspace_bytes: usize,
+    /// Bytes at the workspace's start that must be zero before the first launch and are zero again
+    /// after the last: arrival counters.
+    pub zeroed_bytes: usize,
+}

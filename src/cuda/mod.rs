@@ -1,0 +1,3 @@
+//! The CUDA backend: the same program from one arena, kernels from committed PTX, one graph a program.
+
+pub mod call;
