@@ -32,6 +32,17 @@ pub enum CaptureError {
     /// A graph would allocate or free memory while it runs.
     #[error("the captured graph has {found} memory nodes, expected none")]
     MemoryNodes { found: usize },
+    /// The captured graph has another number of kernels than were launched.
+    #[error("the captured graph has {found} kernel nodes, expected {expected}")]
+    Nodes { expected: usize, found: usize },
+    /// A kernel node is not what was launched.
+    #[error("kernel node {node} ({kernel}): expected {expected}, found {found}")]
+    Node {
+        node: usize,
+        kernel: String,
+        expected: String,
+        found: String,
+    },
     /// A call reaches outside the arena.
     #[error("call {call}: {source}")]
     Call {

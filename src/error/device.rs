@@ -19,6 +19,9 @@ pub enum DeviceError {
     /// No SIMD path has this name.
     #[error("unknown SIMD path {found:?}: expected scalar, avx2 or avx512")]
     UnknownSimdPath { found: String },
+    /// No choice of providers of matrix products has this name.
+    #[error("unknown choice of matrix products {found:?}: expected own or auto")]
+    UnknownGemm { found: String },
     /// The SIMD path exists, but this processor does not have it.
     #[error("SIMD path {wanted} is not available: this processor has {detected}")]
     SimdPathUnavailable {
@@ -62,6 +65,41 @@ pub enum DeviceError {
     /// No device of this kind is here, or this build cannot use it.
     #[error("device {device} is not available: {reason}")]
     Unavailable { device: String, reason: String },
+    /// The CUDA driver library is not installed.
+    #[error("no CUDA driver: libcuda was not found; use --device cpu, or install an NVIDIA driver")]
+    NoDriver,
+    /// The driver is older than the kernels need.
+    #[error(
+        "the CUDA driver supports CUDA {found_major}.{found_minor}, expected 12.4 or newer (driver 550); update the driver or use --device cpu"
+    )]
+    DriverTooOld { found_major: i32, found_minor: i32 },
+    /// There is no device of this number.
+    #[error(
+        "cuda:{wanted} does not exist: {found} CUDA devices are visible; use --device cuda:0 or cpu"
+    )]
+    NoDevice { wanted: usize, found: usize },
+    /// The device is older than the kernels need.
+    #[error(
+        "{device} has compute capability {found_major}.{found_minor}, expected 8.0 or newer; use --device cpu"
+    )]
+    Architecture {
+        device: String,
+        found_major: i32,
+        found_minor: i32,
+    },
+    /// The arena does not fit into the device's memory.
+    #[error(
+        "the arena needs {needed_bytes} bytes and {device} has {free_bytes} of {total_bytes} free; lower data.batch, data.seq_len or the model's size"
+    )]
+    DeviceMemory {
+        device: String,
+        needed_bytes: usize,
+        free_bytes: usize,
+        total_bytes: usize,
+    },
+    /// No committed module holds a kernel of this name.
+    #[error("no kernel is named {entry}; this build's ptx folder does not fit its code")]
+    NoKernel { entry: String },
     /// The driver failed.
     #[error("{call} failed on {device}: {text}")]
     Driver {

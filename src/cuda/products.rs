@@ -1,0 +1,179 @@
+//! Which provider serves each matrix product: the engine's own kernel, or an admitted library algorithm.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use super::gemm::{Algorithm, Lt, LtShape};
+use crate::error::DeviceError;
+use crate::layout::{PlacedCall, Region};
+use crate::op::{Op, Store};
+
+/// Which providers may serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmChoice {
+    /// The engine's own kernels alone.
+    Own,
+    /// The fastest of the engine's kernels and the library's admitted algorithms.
+    Auto,
+}
+
+impl FromStr for GemmChoice {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        match text {
+            "own" => Ok(GemmChoice::Own),
+            "auto" => Ok(GemmChoice::Auto),
+            found => Err(DeviceError::UnknownGemm { found: found.to_owned() }),
+        }
+    }
+}
+
+/// What serves one product.
+#[derive(Clone)]
+pub enum Provider {
+    Own,
+    Library(Algorithm),
+}
+
+impl Provider {
+    /// The provider as the execution section lists it.
+    pub fn describe(&self) -> String {
+        match self {
+            Provider::Own => "own".into(),
+            Provider::Library(algorithm) => algorithm.describe(),
+        }
+    }
+}
+
+/// A product the library can compute: its shape, operands, and whether its output is a batch of pieces
+/// that the engine folds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LibraryProduct {
+    pub shape: LtShape,
+    pub a: Region,
+    pub b: Region,
+    pub bias: Option<Region>,
+    /// Where the product goes; `None` for pieces, which go to the workspace.
+    pub d: Option<Region>,
+}
+
+/// The pinned providers of one backend.
+pub struct Products {
+    pub choice: GemmChoice,
+    pub lt: Option<Lt>,
+    pinned: RefCell<BTreeMap<String, Provider>>,
+}
+
+impl Products {
+    /// Nothing pinned yet.
+    pub fn new(choice: GemmChoice, lt: Option<Lt>) -> Self {
+        Products {
+            choice,
+            lt,
+            pinned: RefCell::default(),
+        }
+    }
+
+    /// What a product is pinned under: its op and the alignment of its operands.
+    pub fn key(call: &PlacedCall) -> String {
+        let aligned = call.reads.iter().chain(&call.writes).all(|r| r.offset % 16 == 0);
+        format!("{} {}", call.call.op, if aligned { "aligned" } else { "unaligned" })
+    }
+
+    /// The provider pinned for a call.
+    pub fn pinned(&self, call: &PlacedCall) -> Option<Provider> {
+        self.pinned.borrow().get(&Self::key(call)).cloned()
+    }
+
+    /// Pins a provider for a call.
+    pub fn pin(&self, call: &PlacedCall, provider: Provider) {
+        self.pinned.borrow_mut().insert(Self::key(call), provider);
+    }
+
+    /// A hash over everything pinned; part of a graph's identity.
+    pub fn fingerprint(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for (key, provider) in self.pinned.borrow().iter() {
+            hasher.update(key.as_bytes());
+            hasher.update(provider.describe().as_bytes());
+        }
+        hasher.finalize()
+    }
+}
+
+/// The library's form of a product; `None` where it has none with the contract's bits: a sum that adds
+/// to its output, or pieces of different lengths.
+pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
+    let (a, b) = (*call.reads.get(1)?, *call.reads.first()?);
+    let d = Some(*call.writes.first()?);
+    match &call.call.op {
+        Op::Matmul(op) => Some(LibraryProduct {
+            shape: LtShape {
+                m: op.n_out,
+                n: op.rows,
+                k: op.n_in,
+                transpose_a: true,
+                transpose_b: false,
+                lda: op.n_in,
+                ldb: op.n_in,
+                ldd: op.n_out,
+                bias: op.bias,
+                batch: 1,
+                strides: [0; 3],
+            },
+            a,
+            b,
+            bias: if op.bias { Some(*call.reads.get(2)?) } else { None },
+            d,
+        }),
+        Op::MatmulGradInput(op) => Some(LibraryProduct {
+            shape: LtShape {
+                m: op.n_in,
+                n: op.rows,
+                k: op.n_out,
+                transpose_a: false,
+                transpose_b: false,
+                lda: op.n_in,
+                ldb: op.n_out,
+                ldd: op.n_in,
+                bias: false,
+                batch: 1,
+                strides: [0; 3],
+            },
+            a,
+            b,
+            bias: None,
+            d,
+        }),
+        Op::MatmulGradWeight(op) => {
+            let sum = op.sum;
+            let even = sum.tokens.is_multiple_of(sum.grain) && sum.grain.is_multiple_of(sum.piece);
+            if op.store == Store::Add || !even {
+                return None;
+            }
+            let batch = sum.tokens / sum.piece;
+            Some(LibraryProduct {
+                shape: LtShape {
+                    m: op.n_in,
+                    n: op.n_out,
+                    k: sum.piece,
+                    transpose_a: false,
+                    transpose_b: true,
+                    lda: op.n_in,
+                    ldb: op.n_out,
+                    ldd: op.n_in,
+                    bias: false,
+                    batch,
+                    strides: [sum.piece * op.n_in, sum.piece * op.n_out, op.n_in * op.n_out],
+                },
+                a,
+                b,
+                bias: None,
+                d: if batch == 1 { d } else { None },
+            })
+        }
+        _ => None,
+    }
+}
