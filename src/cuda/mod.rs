@@ -1,10 +1,26 @@
 //! The CUDA backend: the same program from one arena, kernels from committed PTX, one graph a program.
 
+pub mod adamw;
 pub mod arena;
+pub mod attention;
+pub mod backend;
+pub mod bias;
 pub mod call;
+pub mod clip;
+pub mod cross_entropy;
 pub mod device;
+pub mod digest;
+pub mod embed;
 pub mod gemm;
 pub mod graph;
 mod launch;
+pub mod matmul;
 pub mod module;
+pub mod products;
 pub mod ptx;
+pub mod rms_norm;
+pub mod rope;
+pub mod swiglu;
+pub mod tree_add;
+
+pub use backend::CudaBackend;

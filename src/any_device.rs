@@ -1,0 +1,158 @@
+//! A backend chosen at run time: the CPU or a CUDA device, for callers that cannot be generic.
+
+use crate::backend::{ArenaId, Backend, DeviceInfo, Execution};
+use crate::cpu::CpuBackend;
+use crate::cpu::arena::CpuArena;
+use crate::cpu::backend::CpuGraph;
+use crate::cuda::CudaBackend;
+use crate::cuda::arena::CudaArena;
+use crate::cuda::graph::CudaGraph;
+use crate::error::{CaptureError, DeviceError, GuardError};
+use crate::layout::{Layout, PlacedCall, Region};
+
+/// A backend of either kind.
+pub enum AnyDevice {
+    Cpu(CpuBackend),
+    Cuda(Box<CudaBackend>),
+}
+
+/// An arena of either kind.
+pub enum AnyArena {
+    Cpu(CpuArena),
+    Cuda(Box<CudaArena>),
+}
+
+/// A graph of either kind.
+pub enum AnyGraph {
+    Cpu(CpuGraph),
+    Cuda(Box<CudaGraph>),
+}
+
+fn mixed() -> DeviceError {
+    DeviceError::Unavailable {
+        device: "this backend".into(),
+        reason: "the arena or graph belongs to a backend of another kind".into(),
+    }
+}
+
+/// Runs `$body` with backend and arena of one kind.
+macro_rules! on {
+    ($self:expr, $arena:expr, ($backend:ident, $memory:ident) => $body:expr) => {
+        match ($self, $arena) {
+            (AnyDevice::Cpu($backend), AnyArena::Cpu($memory)) => $body,
+            (AnyDevice::Cuda($backend), AnyArena::Cuda($memory)) => $body,
+            _ => Err(mixed().into()),
+        }
+    };
+}
+
+impl Backend for AnyDevice {
+    type Arena = AnyArena;
+    type Graph = AnyGraph;
+
+    fn info(&self) -> DeviceInfo {
+        match self {
+            AnyDevice::Cpu(cpu) => cpu.info(),
+            AnyDevice::Cuda(cuda) => cuda.info(),
+        }
+    }
+
+    fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<AnyArena, DeviceError> {
+        Ok(match self {
+            AnyDevice::Cpu(cpu) => AnyArena::Cpu(cpu.allocate(layout, calls)?),
+            AnyDevice::Cuda(cuda) => AnyArena::Cuda(Box::new(cuda.allocate(layout, calls)?)),
+        })
+    }
+
+    fn arena_id(&self, arena: &AnyArena) -> ArenaId {
+        match arena {
+            AnyArena::Cpu(arena) => arena.id(),
+            AnyArena::Cuda(arena) => arena.id(),
+        }
+    }
+
+    fn launch(&self, arena: &mut AnyArena, call: &PlacedCall) -> Result<(), DeviceError> {
+        on!(self, arena, (backend, memory) => backend.launch(memory, call))
+    }
+
+    fn capture(
+        &self,
+        arena: &mut AnyArena,
+        calls: &[PlacedCall],
+    ) -> Result<AnyGraph, CaptureError> {
+        match (self, arena) {
+            (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena)) => {
+                cpu.capture(arena, calls).map(AnyGraph::Cpu)
+            }
+            (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena)) => {
+                let graph = cuda.capture(arena, calls)?;
+                Ok(AnyGraph::Cuda(Box::new(graph)))
+            }
+            _ => Err(mixed().into()),
+        }
+    }
+
+    fn check_graph(&self, arena: &AnyArena, graph: &AnyGraph) -> Result<(), GuardError> {
+        match (self, arena, graph) {
+            (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena), AnyGraph::Cpu(graph)) => {
+                cpu.check_graph(arena, graph)
+            }
+            (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena), AnyGraph::Cuda(graph)) => {
+                cuda.check_graph(arena, graph)
+            }
+            _ => Err(GuardError::Kernels {
+                expected: "a graph of this backend".into(),
+                found: "a graph of another kind of backend".into(),
+            }),
+        }
+    }
+
+    fn launch_graph(
+        &self,
+        arena: &mut AnyArena,
+        graph: &mut AnyGraph,
+    ) -> Result<(), DeviceError> {
+        match (self, arena, graph) {
+            (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena), AnyGraph::Cpu(graph)) => {
+                cpu.launch_graph(arena, graph)
+            }
+            (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena), AnyGraph::Cuda(graph)) => {
+                cuda.launch_graph(arena, graph)
+            }
+            _ => Err(mixed()),
+        }
+    }
+
+    fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {
+        match self {
+            AnyDevice::Cpu(cpu) => cpu.executions(calls),
+            AnyDevice::Cuda(cuda) => cuda.executions(calls),
+        }
+    }
+
+    fn write(
+        &self,
+        arena: &mut AnyArena,
+        region: Region,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        on!(self, arena, (backend, memory) => backend.write(memory, region, bytes))
+    }
+
+    fn read(
+        &self,
+        arena: &AnyArena,
+        region: Region,
+        bytes: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        on!(self, arena, (backend, memory) => backend.read(memory, region, bytes))
+    }
+
+    fn digest(
+        &self,
+        arena: &AnyArena,
+        regions: &[Region],
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        on!(self, arena, (backend, memory) => backend.digest(memory, regions))
+    }
+}
