@@ -38,11 +38,11 @@ pub trait Backend {
     /// What this backend runs on.
     fn info(&self) -> DeviceInfo;
 
-    /// Allocates the arena of a layout; every byte is zero.
+    /// Allocates the arena of a layout, and whatever workspace `calls` need; every byte is zero.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] with the bytes that were asked for.
-    fn allocate(&self, layout: &Layout) -> Result<Self::Arena, DeviceError>;
+    fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<Self::Arena, DeviceError>;
 
     /// The identity of an arena.
     fn arena_id(&self, arena: &Self::Arena) -> ArenaId;

@@ -80,7 +80,7 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn allocate(&self, layout: &Layout) -> Result<CpuArena, DeviceError> {
+    fn allocate(&self, layout: &Layout, _calls: &[PlacedCall]) -> Result<CpuArena, DeviceError> {
         CpuArena::zeroed(layout.arena_bytes())
     }
 

@@ -90,15 +90,18 @@ pub struct Core<B: Backend> {
 
 impl<B: Backend> Core<B> {
     pub(super) fn new(backend: B, plan: Arc<Plan>) -> Result<Self, DeviceError> {
-        let mut arena = backend.allocate(&plan.layout)?;
+        let step_calls = plan.layout.place(plan.calls(ProgramKind::Step));
+        let evaluate_calls = plan.layout.place(plan.calls(ProgramKind::Evaluate));
+        let all = [step_calls.as_slice(), evaluate_calls.as_slice()].concat();
+        let mut arena = backend.allocate(&plan.layout, &all)?;
         for (slot, values) in &plan.derived {
             let region = plan.layout.region(*slot);
             backend.write(&mut arena, region, bytemuck::cast_slice(values))?;
         }
         Ok(Core {
             manifest: plan.manifest(),
-            step_calls: plan.layout.place(plan.calls(ProgramKind::Step)),
-            evaluate_calls: plan.layout.place(plan.calls(ProgramKind::Evaluate)),
+            step_calls,
+            evaluate_calls,
             progress: Progress::default(),
             poison: None,
             backend,
