@@ -18,6 +18,7 @@ pub mod matmul;
 pub mod peak;
 pub mod rms_norm;
 pub mod rope;
+pub mod rows;
 pub mod simd;
 mod simd_path;
 pub mod swiglu;

@@ -1,17 +1,120 @@
-//! Placeholder until its branch lands.
+//! SwiGLU on the CPU.
+
+use rayon::prelude::*;
+
 use super::arena::Operands;
 use super::context::CpuContext;
+use super::rows::{expect_len, rows_per_task};
+use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
-use crate::op::swiglu::*;
-pub fn forward(_: &CpuContext, _: &SwiGlu, _: &mut Operands) -> Result<(), DeviceError> {
-    Err(DeviceError::OperandMissing {
-        op: "swiglu",
-        index: 0,
-    })
+use crate::num::sigmoid;
+use crate::op::swiglu::{SwiGlu, SwiGluGrad};
+
+struct Forward<'a> {
+    gate_up: &'a [f32],
+    a: &'a mut [f32],
+    d_ff: usize,
 }
-pub fn grad(_: &CpuContext, _: &SwiGluGrad, _: &mut Operands) -> Result<(), DeviceError> {
-    Err(DeviceError::OperandMissing {
-        op: "swiglu",
-        index: 0,
-    })
+
+impl Task for Forward<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let n = self.d_ff;
+        let rows = self.a.chunks_exact_mut(n);
+        for (a, gate_up) in rows.zip(self.gate_up.chunks_exact(2 * n)) {
+            let (gate, up) = gate_up.split_at(n);
+            forward_row(a, gate, up);
+        }
+    }
+}
+
+#[inline(always)]
+fn forward_row(a: &mut [f32], gate: &[f32], up: &[f32]) {
+    for ((a, &g), &u) in a.iter_mut().zip(gate).zip(up) {
+        *a = (g * sigmoid(g)) * u;
+    }
+}
+
+struct Backward<'a> {
+    da: &'a [f32],
+    gate_up: &'a mut [f32],
+    d_ff: usize,
+}
+
+impl Task for Backward<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let n = self.d_ff;
+        let rows = self.gate_up.chunks_exact_mut(2 * n);
+        for (gate_up, da) in rows.zip(self.da.chunks_exact(n)) {
+            let (gate, up) = gate_up.split_at_mut(n);
+            backward_row(gate, up, da);
+        }
+    }
+}
+
+#[inline(always)]
+fn backward_row(gate: &mut [f32], up: &mut [f32], da: &[f32]) {
+    for ((gate, up), &da) in gate.iter_mut().zip(up).zip(da) {
+        let (g, u) = (*gate, *up);
+        let s = sigmoid(g);
+        *up = da * (g * s);
+        *gate = (da * u) * (s * g.mul_add(1.0 - s, 1.0));
+    }
+}
+
+/// `a = (g · sigmoid(g)) · u`.
+///
+/// # Errors
+/// Operands that are missing or of the wrong size.
+pub fn forward(
+    context: &CpuContext,
+    op: &SwiGlu,
+    operands: &mut Operands,
+) -> Result<(), DeviceError> {
+    let gate_up: &[f32] = operands.read(0)?;
+    let a: &mut [f32] = operands.write(0)?;
+    let d_ff = op.d_ff;
+    expect_len("gate_up", op.rows * 2 * d_ff, gate_up.len())?;
+    expect_len("a", op.rows * d_ff, a.len())?;
+    if d_ff == 0 {
+        return Ok(());
+    }
+    let (path, rows) = (context.path(), rows_per_task(2 * d_ff));
+    context.run(|| {
+        let tasks = a.par_chunks_mut(rows * d_ff);
+        let tasks = tasks.zip(gate_up.par_chunks(rows * 2 * d_ff));
+        tasks.for_each(|(a, gate_up)| dispatch(path, Forward { gate_up, a, d_ff }));
+    });
+    Ok(())
+}
+
+/// The gradients of `g` and `u`, written over them.
+///
+/// # Errors
+/// Operands that are missing or of the wrong size.
+pub fn grad(
+    context: &CpuContext,
+    op: &SwiGluGrad,
+    operands: &mut Operands,
+) -> Result<(), DeviceError> {
+    let da: &[f32] = operands.read(0)?;
+    let gate_up: &mut [f32] = operands.write(0)?;
+    let d_ff = op.d_ff;
+    expect_len("da", op.rows * d_ff, da.len())?;
+    expect_len("gate_up", op.rows * 2 * d_ff, gate_up.len())?;
+    if d_ff == 0 {
+        return Ok(());
+    }
+    let (path, rows) = (context.path(), rows_per_task(2 * d_ff));
+    context.run(|| {
+        let tasks = gate_up.par_chunks_mut(rows * 2 * d_ff);
+        let tasks = tasks.zip(da.par_chunks(rows * d_ff));
+        tasks.for_each(|(gate_up, da)| dispatch(path, Backward { da, gate_up, d_ff }));
+    });
+    Ok(())
 }

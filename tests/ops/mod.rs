@@ -1,4 +1,8 @@
 //! Every op on every backend at hand: its bits against a plain re-implementation of its formula, its
 //! gradient against finite differences, and the faults that ops of this kind have had.
 
+mod bits;
+mod differences;
+mod faults;
+mod reference;
 mod runner;

@@ -1,0 +1,215 @@
+//! Faults that ops of this kind have had: sums that depend on timing, gradients that add up when they
+//! should be assigned, rows of a table that were not meant, operands and ids that do not fit.
+
+use bitstep::error::DeviceError;
+use bitstep::num::tree::TokenSum;
+use bitstep::op::bias::BiasGrad;
+use bitstep::op::embed::{Embed, EmbedGrad};
+use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
+use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
+use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
+use bitstep::op::{Op, Store};
+
+use super::runner::{Case, Numbers, Values, assert_bits, devices, first_difference, run};
+
+const SUM: TokenSum = TokenSum {
+    tokens: 12,
+    grain: 6,
+    piece: 4,
+};
+const HEADS: Heads = Heads {
+    n_heads: 2,
+    n_kv_heads: 1,
+    head_dim: 8,
+};
+
+#[test]
+fn a_thousand_backwards_of_a_few_ids_are_equal() {
+    let sum = TokenSum {
+        tokens: 700,
+        grain: 350,
+        piece: 350,
+    };
+    let op = EmbedGrad {
+        vocab_size: 9,
+        d_model: 33,
+        sum,
+        store: Store::Assign,
+    };
+    let ids = Numbers::new(1).ids(sum.tokens, 3);
+    let case = Case::random(op, 1).with("ids", ids);
+    let first = run(&case);
+    let many_threads = devices().last().expect("a device");
+    for pass in 0..1000 {
+        let found = many_threads.run(&case).expect("the case runs");
+        assert_eq!(first_difference(&found[0], &first[0]), None, "pass {pass}");
+    }
+}
+
+#[test]
+fn gradients_of_norm_weights_and_biases_do_not_add_up() {
+    let norm = RmsNormGrad {
+        d_model: 20,
+        sum: SUM,
+        store: Store::Assign,
+        weight_grad: true,
+    };
+    let qk_norm = QkNormRopeGrad {
+        seq_len: 6,
+        heads: HEADS,
+        sum: SUM,
+        weight_grad: true,
+    };
+    let bias = BiasGrad {
+        n_out: 20,
+        sum: SUM,
+    };
+    for op in [Op::from(norm), Op::from(qk_norm), Op::from(bias)] {
+        let case = Case::random(op, 2);
+        let first = run(&case);
+        let mut again = case.clone();
+        let signature = case.op.rule().signature();
+        for (i, operand) in signature.writes.iter().enumerate() {
+            if operand.access == bitstep::op::Access::Write {
+                again.writes[i] = first[i].clone();
+            }
+        }
+        assert_bits(&again, &first);
+    }
+}
+
+#[test]
+fn rows_of_absent_ids_are_zeroed_or_keep_their_bits() {
+    let op = |store| EmbedGrad {
+        vocab_size: 4,
+        d_model: 3,
+        sum: SUM,
+        store,
+    };
+    let ids = Values::I32(vec![2; SUM.tokens]);
+    let before = Values::F32(vec![-0.0; 12]);
+    for store in [Store::Assign, Store::Add] {
+        let case = Case::random(op(store), 3)
+            .with("ids", ids.clone())
+            .with("dtable", before.clone());
+        let absent = if store == Store::Add { -0.0_f32 } else { 0.0 };
+        for device in devices() {
+            let found = device.run(&case).expect("the case runs");
+            for (i, x) in found[0].f32s().iter().enumerate() {
+                let kept = x.to_bits() == absent.to_bits();
+                assert!(kept || i / 3 == 2, "{store:?}, element {i}: {x:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_id_outside_the_table_is_an_error() {
+    let embed = Embed {
+        rows: SUM.tokens,
+        vocab_size: 4,
+        d_model: 3,
+    };
+    let grad = EmbedGrad {
+        vocab_size: 4,
+        d_model: 3,
+        sum: SUM,
+        store: Store::Add,
+    };
+    for (op, id) in [(Op::from(embed), 4), (Op::from(grad), -1)] {
+        let mut ids = vec![3; SUM.tokens];
+        ids[5] = id;
+        let case = Case::random(op, 4).with("ids", Values::I32(ids));
+        let refused = DeviceError::TokenOutOfRange {
+            position: 5,
+            found: id,
+            vocab_size: 4,
+        };
+        for device in devices() {
+            assert_eq!(device.run(&case).err(), Some(refused.clone()));
+        }
+    }
+}
+
+fn one_of_each() -> Vec<Op> {
+    let (rows, seq_len, heads, sum) = (SUM.tokens, 6, HEADS, SUM);
+    let (vocab_size, d_model, store) = (4, 3, Store::Add);
+    vec![
+        Embed {
+            rows,
+            vocab_size,
+            d_model,
+        }
+        .into(),
+        EmbedGrad {
+            vocab_size,
+            d_model,
+            sum,
+            store,
+        }
+        .into(),
+        RmsNorm {
+            rows,
+            d_model,
+            eps: 1e-6,
+            residual: true,
+        }
+        .into(),
+        RmsNormGrad {
+            d_model,
+            sum,
+            store,
+            weight_grad: true,
+        }
+        .into(),
+        BiasGrad { n_out: 3, sum }.into(),
+        Rope {
+            rows,
+            seq_len,
+            heads,
+        }
+        .into(),
+        RopeGrad {
+            rows,
+            seq_len,
+            heads,
+        }
+        .into(),
+        QkNormRope {
+            rows,
+            seq_len,
+            heads,
+            eps: 1e-6,
+        }
+        .into(),
+        QkNormRopeGrad {
+            seq_len,
+            heads,
+            sum,
+            weight_grad: true,
+        }
+        .into(),
+        SwiGlu { rows, d_ff: 5 }.into(),
+        SwiGluGrad { rows, d_ff: 5 }.into(),
+    ]
+}
+
+#[test]
+fn an_operand_of_another_size_is_named() {
+    for op in one_of_each() {
+        let signature = op.rule().signature();
+        for operand in signature.reads.iter().chain(&signature.writes) {
+            let elements = operand.shape.elements();
+            for found in [elements - 1, elements + 1] {
+                let case = Case::random(op.clone(), 5).resized(operand.name, found);
+                let refused = DeviceError::OperandSize {
+                    operand: operand.name,
+                    expected: elements,
+                    found,
+                };
+                let error = devices()[0].run(&case).err();
+                assert_eq!(error, Some(refused), "{op}, {}", operand.name);
+            }
+        }
+    }
+}
