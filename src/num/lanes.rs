@@ -11,24 +11,14 @@
 /// Lanes of a row reduction.
 pub const LANES: usize = 256;
 
-<<<<<<< HEAD
 /// Folds `W` lanes, a power of two, by halving.
 #[inline(always)]
 fn fold<T: Copy, const W: usize>(mut lanes: [T; W], merge: impl Fn(T, T) -> T) -> T {
-=======
-/// Folds `W` lanes by halving.
-#[inline(always)]
-fn fold<const W: usize>(mut lanes: [f32; W]) -> f32 {
->>>>>>> wt-ops
     let mut half = W / 2;
     while half > 0 {
         let (low, high) = lanes.split_at_mut(half);
         for (a, b) in low.iter_mut().zip(high.iter()) {
-<<<<<<< HEAD
             *a = merge(*a, *b);
-=======
-            *a += *b;
->>>>>>> wt-ops
         }
         half /= 2;
     }
@@ -61,17 +51,10 @@ fn accumulate<const W: usize, const K: usize>(
 
 /// The `W` elements from `start` of each row.
 #[inline(always)]
-<<<<<<< HEAD
 fn window<const W: usize, const K: usize>(
     rows: [&[f32]; K],
     start: usize,
 ) -> Option<[&[f32; W]; K]> {
-=======
-fn window<'a, const W: usize, const K: usize>(
-    rows: [&'a [f32]; K],
-    start: usize,
-) -> Option<[&'a [f32; W]; K]> {
->>>>>>> wt-ops
     let mut parts = [&[0.0; W]; K];
     for (part, row) in parts.iter_mut().zip(rows) {
         *part = row.get(start..)?.first_chunk()?;
@@ -87,11 +70,7 @@ fn narrow<const W: usize, const K: usize>(
     step: &impl Fn([f32; K], f32) -> f32,
 ) -> f32 {
     let lanes = accumulate::<W, K>(rows, n, step);
-<<<<<<< HEAD
     fold(lanes.map(|a| a + 0.0), |a, b| a + b)
-=======
-    fold(lanes.map(|a| a + 0.0))
->>>>>>> wt-ops
 }
 
 /// Reduces `K` rows of one length together: `step(elements, acc)` gives a lane's next value.
@@ -108,11 +87,7 @@ pub fn lane_reduce_rows<const K: usize>(
         17..=32 => narrow::<32, K>(rows, n, &step),
         33..=64 => narrow::<64, K>(rows, n, &step),
         65..=128 => narrow::<128, K>(rows, n, &step),
-<<<<<<< HEAD
         _ => fold(accumulate::<LANES, K>(rows, n, &step), |a, b| a + b),
-=======
-        _ => fold(accumulate::<LANES, K>(rows, n, &step)),
->>>>>>> wt-ops
     }
 }
 
@@ -126,11 +101,7 @@ pub fn lane_reduce(n: usize, step: impl Fn(usize, f32) -> f32) -> f32 {
             *lane = step(start + l, *lane);
         }
     }
-<<<<<<< HEAD
     fold(lanes, |a, b| a + b)
-=======
-    fold(lanes)
->>>>>>> wt-ops
 }
 
 /// The sum of a row.
@@ -167,11 +138,7 @@ pub fn lane_max(row: &[f32]) -> f32 {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane = greater(*lane, x);
     }
-<<<<<<< HEAD
     fold(lanes, greater) + 0.0
-=======
-    lanes.into_iter().fold(f32::NEG_INFINITY, greater) + 0.0
->>>>>>> wt-ops
 }
 
 /// The sum of the squares of a block in binary64, by the same lanes and fold. Each square is exact.
@@ -187,19 +154,7 @@ pub fn square_sum_f64(block: &[f32]) -> f64 {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane = f64::from(x).mul_add(f64::from(x), *lane);
     }
-<<<<<<< HEAD
     fold(lanes, |a, b| a + b)
-=======
-    let mut half = LANES / 2;
-    while half > 0 {
-        let (low, high) = lanes.split_at_mut(half);
-        for (a, b) in low.iter_mut().zip(high.iter()) {
-            *a += *b;
-        }
-        half /= 2;
-    }
-    lanes[0]
->>>>>>> wt-ops
 }
 
 #[cfg(test)]
@@ -271,11 +226,7 @@ mod tests {
         assert_eq!(lane_dot(&a[..255], &b).to_bits(), 0);
         // What the narrow form would give without its one addition.
         let lanes = accumulate::<16, 2>([&a, &b], 16, &|[x, y], acc| x.mul_add(y, acc));
-<<<<<<< HEAD
         assert_eq!(fold(lanes, |a, b| a + b).to_bits(), (-0.0_f32).to_bits());
-=======
-        assert_eq!(fold(lanes).to_bits(), (-0.0_f32).to_bits());
->>>>>>> wt-ops
     }
 
     #[test]

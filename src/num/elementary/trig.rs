@@ -66,11 +66,7 @@ fn reduce(x: u32) -> Reduced {
     };
     let high = u64::from(mantissa.wrapping_mul(take(0))) << 32;
     let middle = u64::from(mantissa) * u64::from(take(1));
-<<<<<<< HEAD
     let low = (u64::from(mantissa) * u64::from(take(2))) >> 32;
-=======
-    let low = u64::from(mantissa) * u64::from(take(2)) >> 32;
->>>>>>> wt-ops
     // Quarter turns modulo 4: two bits before the binary point, 62 after it.
     let turns = high.wrapping_add(middle).wrapping_add(low);
     let quadrant = (turns.wrapping_add(1 << 61) >> 62) as u32;
