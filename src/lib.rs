@@ -14,6 +14,7 @@ pub mod manifest;
 pub mod model;
 pub mod num;
 pub mod op;
+pub mod parity;
 pub mod plan;
 pub mod program;
 pub mod shape;

@@ -1,3 +1,4 @@
 //! The one test binary: every suite is a module of it.
 
+mod cli;
 mod ops;

@@ -1,7 +1,15 @@
 //! The command line: one file a subcommand. Only here are the environment and the clock read.
 
+mod bench;
+mod bless;
+mod cuda_probe;
 mod device;
+mod diff;
+mod doctor;
+mod machine;
+mod parity;
 mod train;
+mod verify;
 
 use clap::{Parser, Subcommand};
 
@@ -27,10 +35,23 @@ struct Arguments {
 enum Command {
     /// Train a recipe
     Train(train::Train),
+    /// Run the recipes of goldens again and compare every bit
+    Verify(verify::Verify),
+    /// Write or replace the golden of a recipe, with the reason
+    Bless(bless::Bless),
+    /// Show the first differences of two goldens or two manifests
+    Diff(diff::Diff),
+    /// Hold a recorded PyTorch run against the same run here
+    Parity(parity::Parity),
+    /// Say what this machine has and which numeric domains it can prove
+    Doctor(doctor::Doctor),
+    /// Measure the step of a recipe
+    Bench(bench::Bench),
 }
 
 /// Runs the command line; the returned code is the process's.
 pub fn main() -> ExitCode {
+    let start = std::time::Instant::now();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -44,6 +65,12 @@ pub fn main() -> ExitCode {
     };
     let outcome = match arguments.command {
         Command::Train(command) => command.run(),
+        Command::Verify(command) => command.run(),
+        Command::Bless(command) => command.run(),
+        Command::Diff(command) => command.run(),
+        Command::Parity(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+        Command::Bench(command) => command.run(start),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error}");

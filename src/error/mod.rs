@@ -12,6 +12,7 @@ mod device;
 mod exit;
 mod golden;
 mod guard;
+mod parity;
 mod plan;
 mod step;
 
@@ -24,5 +25,6 @@ pub use device::DeviceError;
 pub use exit::ExitCode;
 pub use golden::GoldenError;
 pub use guard::GuardError;
+pub use parity::ParityError;
 pub use plan::PlanError;
 pub use step::StepError;

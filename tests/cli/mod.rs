@@ -1,0 +1,3 @@
+//! The command line as a person sees it: the built binary, its output and its exit codes.
+
+mod checks;
