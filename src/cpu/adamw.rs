@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::arena::Operands;
 use super::context::CpuContext;
+use super::rows::expect_len;
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
 use crate::op::adamw::AdamW;
@@ -66,6 +67,17 @@ pub fn update(
     let param: &mut [f32] = operands.write(0)?;
     let moment1: &mut [f32] = operands.write(1)?;
     let moment2: &mut [f32] = operands.write(2)?;
+    let lengths = [
+        ("scalars", 1, scalars.len()),
+        ("report", 1, report.len()),
+        ("grad", op.elements, grad.len()),
+        ("param", op.elements, param.len()),
+        ("moment1", op.elements, moment1.len()),
+        ("moment2", op.elements, moment2.len()),
+    ];
+    for (operand, expected, found) in lengths {
+        expect_len(operand, expected, found)?;
+    }
     let (scalars, report) = (scalars[0], report[0]);
     if report.applied == 0 {
         return Ok(());

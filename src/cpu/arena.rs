@@ -171,6 +171,9 @@ impl<'a> Operands<'a> {
             .get(index)
             .copied()
             .ok_or(DeviceError::OperandMissing { op, index })?;
+        if bytes.is_empty() {
+            return Ok(&[]);
+        }
         bytemuck::try_cast_slice(bytes).map_err(|_| DeviceError::OperandAlignment { op, index })
     }
 
@@ -185,6 +188,89 @@ impl<'a> Operands<'a> {
             .get_mut(index)
             .and_then(Option::take)
             .ok_or(DeviceError::OperandMissing { op, index })?;
+        if bytes.is_empty() {
+            return Ok(&mut []);
+        }
         bytemuck::try_cast_slice_mut(bytes).map_err(|_| DeviceError::OperandAlignment { op, index })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::tree_add::TreeAdd;
+    use crate::op::{OpCall, Slot};
+
+    fn call(read: Region, write: Region) -> PlacedCall {
+        PlacedCall {
+            call: OpCall {
+                op: TreeAdd { elements: 4 }.into(),
+                reads: vec![Slot(0)],
+                writes: vec![Slot(1)],
+            },
+            reads: vec![read],
+            writes: vec![write],
+        }
+    }
+
+    fn region(offset: usize, bytes: usize) -> Region {
+        Region { offset, bytes }
+    }
+
+    #[test]
+    fn operands_are_the_bytes_of_their_regions() {
+        let mut arena = CpuArena::zeroed(64).unwrap();
+        arena
+            .bytes_mut(region(0, 4))
+            .unwrap()
+            .copy_from_slice(&7u32.to_le_bytes());
+        let mut operands = arena.borrow(&call(region(0, 16), region(16, 16))).unwrap();
+        let left: &mut [u32] = operands.write(0).unwrap();
+        left[3] = operands.read::<u32>(0).unwrap()[0];
+        let taken_twice = operands.write::<u32>(0).err();
+        assert!(matches!(
+            taken_twice,
+            Some(DeviceError::OperandMissing { index: 0, .. })
+        ));
+        let missing = operands.read::<u32>(1).err();
+        assert!(matches!(
+            missing,
+            Some(DeviceError::OperandMissing { index: 1, .. })
+        ));
+        assert_eq!(arena.bytes(region(28, 4)).unwrap(), 7u32.to_le_bytes());
+    }
+
+    #[test]
+    fn a_written_region_may_not_overlap_and_must_lie_inside() {
+        let mut arena = CpuArena::zeroed(64).unwrap();
+        let overlap = arena.borrow(&call(region(0, 16), region(8, 16))).err();
+        assert_eq!(overlap, Some(DeviceError::Overlap { offset: 8 }));
+        let outside = arena.borrow(&call(region(0, 16), region(60, 16))).err();
+        let arena_bytes = 64;
+        assert_eq!(
+            outside,
+            Some(DeviceError::OutOfArena {
+                offset: 60,
+                end: 76,
+                arena_bytes
+            })
+        );
+    }
+
+    #[test]
+    fn a_place_that_does_not_fit_the_element_type_is_an_error() {
+        let mut arena = CpuArena::zeroed(64).unwrap();
+        let operands = arena.borrow(&call(region(2, 4), region(16, 16))).unwrap();
+        let read = operands.read::<f32>(0).err();
+        assert!(matches!(
+            read,
+            Some(DeviceError::OperandAlignment { index: 0, .. })
+        ));
+    }
+
+    #[test]
+    fn an_arena_that_does_not_fit_is_refused() {
+        let refused = CpuArena::zeroed(usize::MAX / 2).err();
+        assert!(matches!(refused, Some(DeviceError::OutOfMemory { .. })));
     }
 }

@@ -71,11 +71,6 @@ impl Block {
             })
             .collect()
     }
-
-    /// The tokens of the block.
-    pub fn tokens(&self) -> Range<usize> {
-        self.sequence + self.rows.start..self.sequence + self.rows.end
-    }
 }
 
 /// The rows of one sequence of a matrix with `stride` columns, cut to one head's columns.

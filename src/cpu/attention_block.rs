@@ -353,3 +353,94 @@ pub(super) fn block_rows(threads: usize, sequences: usize, seq_len: usize) -> us
     }
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pairs (own, other) of a pairing by the mask's definition.
+    fn meets(pairing: &Pairing, own: usize, other: usize) -> bool {
+        let (own, other) = (pairing.own_first + own, pairing.other_first + other);
+        match pairing.side {
+            Side::UpTo => other <= own,
+            Side::From => own <= other,
+        }
+    }
+
+    fn pairings() -> impl Iterator<Item = Pairing> {
+        let sides = [Side::UpTo, Side::From].into_iter();
+        sides.flat_map(|side| {
+            let firsts = (0..100).step_by(9);
+            firsts.flat_map(move |own_first| {
+                [(1, 64), (16, 5), (64, 64)].map(|(own, others)| Pairing {
+                    side,
+                    own_first,
+                    own,
+                    other_first: 37,
+                    others,
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn both_views_of_the_mask_are_its_definition() {
+        for pairing in pairings() {
+            for own in 0..pairing.own {
+                for other in 0..pairing.others {
+                    let expected = meets(&pairing, own, other);
+                    assert_eq!(pairing.others_of(own).contains(&other), expected);
+                    assert_eq!(pairing.owns_of(other).contains(&own), expected);
+                    assert!(!expected || pairing.chunks_of(other).contains(&own));
+                    let met = pairing.meet(other..other + 1, own..own + 1);
+                    assert_eq!(met, expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chains_take_the_pairs_that_meet_and_no_other() {
+        let (cols, mut buffer) = (21, Buffer::default());
+        for path in SimdPath::available() {
+            for pairing in pairings() {
+                let data: Vec<f32> = (0..pairing.others * cols).map(|i| i as f32).collect();
+                let rows = Rows {
+                    data: &data,
+                    stride: cols,
+                    count: pairing.others,
+                    cols,
+                };
+                let mut square = vec![f32::NAN; TILE * TILE];
+                for own in 0..pairing.own {
+                    for other in (0..pairing.others).filter(|&o| meets(&pairing, own, o)) {
+                        square[other * TILE + own] = 1.0;
+                    }
+                }
+                let stride = padded(path, cols);
+                let mut sums = vec![0.0; pairing.own * stride];
+                let chains = Chains {
+                    path,
+                    pairing,
+                    square: &square,
+                    columns: Columns::pack(path, rows, &mut buffer),
+                };
+                chains.run(&mut sums);
+                for (own, sums) in sums.chunks_exact(stride).enumerate() {
+                    let met = (0..pairing.others).filter(|&o| meets(&pairing, own, o));
+                    // Sums of whole numbers below 2^24 are exact.
+                    let expected: usize = met.map(|other| other * cols + 20).sum();
+                    assert_eq!(sums[20], expected as f32, "{path}, own {own}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_shorter_only_where_threads_would_be_idle() {
+        assert_eq!(block_rows(2, 32, 32), 64);
+        assert_eq!(block_rows(2, 1, 1024), 64);
+        assert_eq!(block_rows(2, 1, 128), 32);
+        assert_eq!(block_rows(8, 1, 1), 16);
+    }
+}

@@ -366,10 +366,13 @@ impl Task for ByRow<'_> {
             let (p, _) = p[lanes.clone()].as_chunks_mut::<CHUNK>();
             let (ds, _) = ds[lanes].as_chunks_mut::<CHUNK>();
             for (p, ds) in p.iter_mut().zip(ds) {
+                // On copies, so that no store stands between the lanes of a vector.
+                let (mut exps, mut grads) = (*p, *ds);
                 for l in 0..CHUNK {
-                    p[l] = num::exp(p[l] * self.scale - lse);
-                    ds[l] = p[l] * (ds[l] - delta);
+                    exps[l] = num::exp(exps[l] * self.scale - lse);
+                    grads[l] = exps[l] * (grads[l] - delta);
                 }
+                (*p, *ds) = (exps, grads);
             }
         }
     }

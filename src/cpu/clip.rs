@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::arena::Operands;
 use super::context::CpuContext;
+use super::rows::expect_len;
 use super::simd::{SimdPath, Task, dispatch};
 use crate::error::DeviceError;
 use crate::num::lanes::square_sum_f64;
@@ -27,11 +28,13 @@ impl Task for BlockSquares<'_> {
 /// The sum of squares of every block of the gradient arena.
 pub fn squares(
     context: &CpuContext,
-    _op: &GradSquares,
+    op: &GradSquares,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
     let grad: &[f32] = operands.read(0)?;
     let partials: &mut [f64] = operands.write(0)?;
+    expect_len("grad", op.elements, grad.len())?;
+    expect_len("partials", op.partials(), partials.len())?;
     let path: SimdPath = context.path();
     context.run(|| {
         let blocks = grad.par_chunks(SQUARES_BLOCK).zip(partials.par_iter_mut());
@@ -41,21 +44,21 @@ pub fn squares(
 }
 
 /// The report of the step.
-pub fn clip(_context: &CpuContext, _op: &Clip, operands: &mut Operands) -> Result<(), DeviceError> {
+pub fn clip(_context: &CpuContext, op: &Clip, operands: &mut Operands) -> Result<(), DeviceError> {
     let partials: &[f64] = operands.read(0)?;
     let loss: &[f32] = operands.read(1)?;
     let scalars: &[StepScalars] = operands.read(2)?;
     let report: &mut [ReportWords] = operands.write(0)?;
+    expect_len("partials", op.partials, partials.len())?;
+    expect_len("loss", 1, loss.len())?;
+    expect_len("scalars", 1, scalars.len())?;
+    expect_len("report", 1, report.len())?;
     let mut fold = TreeFold::new();
     for &p in partials {
         fold.push(p, |a, b| a + b);
     }
     let squares = fold.finish(|a, b| a + b).unwrap_or(0.0);
-    if let (Some(&loss), Some(scalars), Some(report)) =
-        (loss.first(), scalars.first(), report.first_mut())
-    {
-        *report = decide(squares, loss, scalars);
-    }
+    report[0] = decide(squares, loss[0], &scalars[0]);
     Ok(())
 }
 

@@ -4,10 +4,11 @@ use rayon::prelude::*;
 
 use super::arena::Operands;
 use super::context::CpuContext;
+use super::rows::expect_len;
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
 use crate::num;
-use crate::num::lanes::{lane_max, lane_reduce};
+use crate::num::lanes::{lane_max, lane_reduce_rows};
 use crate::op::cross_entropy::{CrossEntropy, IGNORE, LogitsAfter, LossSum};
 use crate::op::step_values::StepScalars;
 
@@ -31,7 +32,7 @@ impl Task for RowLoss<'_> {
     fn run(self) -> RowResult {
         let logits = self.logits;
         let max = lane_max(logits);
-        let sum = lane_reduce(logits.len(), |i, acc| acc + num::exp(logits[i] - max));
+        let sum = lane_reduce_rows([logits], |[x], acc| acc + num::exp(x - max));
         let lse = max + num::log(sum);
         let x = logits[self.target];
         RowResult {
@@ -86,15 +87,22 @@ pub fn forward(
     op: &CrossEntropy,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
+    let targets: &[i32] = operands.read(0)?;
+    let weights: &[f32] = operands.read(1)?;
     let scalars: &[StepScalars] = operands.read(2)?;
+    expect_len("targets", op.rows, targets.len())?;
+    expect_len("weights", op.rows, weights.len())?;
+    expect_len("scalars", 1, scalars.len())?;
     let rows = Rows {
-        targets: operands.read(0)?,
-        weights: operands.read(1)?,
+        targets,
+        weights,
         inv_normaliser: scalars[0].inv_normaliser,
         vocab_size: op.vocab_size,
     };
     let row_loss: &mut [f32] = operands.write(0)?;
     let row_hit: &mut [u32] = operands.write(1)?;
+    expect_len("row_loss", op.rows, row_loss.len())?;
+    expect_len("row_hit", op.rows, row_hit.len())?;
     let path = context.path();
     let outputs = row_loss
         .par_iter_mut()
@@ -120,6 +128,7 @@ pub fn forward(
     match op.after {
         LogitsAfter::Kept => {
             let logits: &[f32] = operands.read(3)?;
+            expect_len("logits", op.rows * op.vocab_size, logits.len())?;
             context.run(|| {
                 outputs
                     .zip(logits.par_chunks(op.vocab_size))
@@ -130,6 +139,7 @@ pub fn forward(
         }
         LogitsAfter::Gradient => {
             let logits: &mut [f32] = operands.write(2)?;
+            expect_len("logits", op.rows * op.vocab_size, logits.len())?;
             let all = outputs.zip(logits.par_chunks_mut(op.vocab_size));
             context.run(|| {
                 all.for_each(|((row, out), logits)| match score(row, logits, out) {
@@ -162,6 +172,9 @@ pub fn loss_sum(
     let row_loss: &[f32] = operands.read(0)?;
     let scalars: &[StepScalars] = operands.read(1)?;
     let loss: &mut [f32] = operands.write(0)?;
+    expect_len("row_loss", op.sum.tokens, row_loss.len())?;
+    expect_len("scalars", 1, scalars.len())?;
+    expect_len("loss", 1, loss.len())?;
     let sum = op
         .sum
         .sum(|piece| row_loss[piece].iter().fold(0.0, |acc, x| acc + x));

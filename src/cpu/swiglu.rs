@@ -57,11 +57,25 @@ impl Task for Backward<'_> {
     }
 }
 
+/// Elements whose sigmoids are computed together; a loop that also writes two rows is not vectorised.
+const BLOCK: usize = 64;
+
 #[inline(always)]
 fn backward_row(gate: &mut [f32], up: &mut [f32], da: &[f32]) {
-    for ((gate, up), &da) in gate.iter_mut().zip(up).zip(da) {
+    let mut sigmoids = [0.0; BLOCK];
+    let rows = gate.chunks_mut(BLOCK).zip(up.chunks_mut(BLOCK));
+    for ((gate, up), da) in rows.zip(da.chunks(BLOCK)) {
+        for (s, &g) in sigmoids.iter_mut().zip(gate.iter()) {
+            *s = sigmoid(g);
+        }
+        backward_block(gate, up, da, &sigmoids);
+    }
+}
+
+#[inline(always)]
+fn backward_block(gate: &mut [f32], up: &mut [f32], da: &[f32], sigmoids: &[f32; BLOCK]) {
+    for (((gate, up), &da), &s) in gate.iter_mut().zip(up).zip(da).zip(sigmoids) {
         let (g, u) = (*gate, *up);
-        let s = sigmoid(g);
         *up = da * (g * s);
         *gate = (da * u) * (s * g.mul_add(1.0 - s, 1.0));
     }

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::arena::Operands;
 use super::context::CpuContext;
+use super::rows::expect_len;
 use crate::error::DeviceError;
 use crate::op::tree_add::TreeAdd;
 
@@ -13,11 +14,13 @@ const BLOCK: usize = 1 << 15;
 /// `left = left + right`.
 pub fn merge(
     context: &CpuContext,
-    _op: &TreeAdd,
+    op: &TreeAdd,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
     let right: &[f32] = operands.read(0)?;
     let left: &mut [f32] = operands.write(0)?;
+    expect_len("right", op.elements, right.len())?;
+    expect_len("left", op.elements, left.len())?;
     context.run(|| {
         let blocks = left.par_chunks_mut(BLOCK).zip(right.par_chunks(BLOCK));
         blocks.for_each(|(left, right)| {

@@ -24,8 +24,10 @@ pub(super) fn prove_equal<B: Backend>(
     let snapshot = core.snapshot()?;
     let proof = (|| {
         core.write_inputs(batch, scalars)?;
-        compare(core, &snapshot, &mut graphs.step, ProgramKind::Step)?;
-        compare(core, &snapshot, &mut graphs.evaluate, ProgramKind::Evaluate)
+        // The start of both runs: the bits before the proof, with the batch of the proof.
+        let start = core.snapshot()?;
+        compare(core, &start, &mut graphs.step, ProgramKind::Step)?;
+        compare(core, &start, &mut graphs.evaluate, ProgramKind::Evaluate)
     })();
     let restored = snapshot.restore(&core.backend, &mut core.arena, &core.plan.layout);
     core.guarded(restored)?;
@@ -34,12 +36,12 @@ pub(super) fn prove_equal<B: Backend>(
 
 fn compare<B: Backend>(
     core: &mut Core<B>,
-    before: &Snapshot,
+    start: &Snapshot,
     graph: &mut B::Graph,
     kind: ProgramKind,
 ) -> Result<(), CaptureError> {
     let compared = compared_slots(core);
-    let inputs = Inputs::keep(core)?;
+    begin(core, start)?;
     core.eager(kind, None)?;
     let expected = core.digests(&compared)?;
     if kind == ProgramKind::Step {
@@ -49,10 +51,7 @@ fn compare<B: Backend>(
             return Err(CaptureError::ProofStepDropped { reason });
         }
     }
-    let restored = before.restore(&core.backend, &mut core.arena, &core.plan.layout);
-    core.guarded(restored)?;
-    inputs.put_back(core)?;
-    poison_step_local(core)?;
+    begin(core, start)?;
     let launched = core.backend.launch_graph(&mut core.arena, graph);
     core.guarded(launched)?;
     let found = core.digests(&compared)?;
@@ -65,6 +64,13 @@ fn compare<B: Backend>(
             found: found[index].to_hex().to_string(),
         }),
     }
+}
+
+/// Goes to the start of a run, with everything that lives inside a step full of NaN.
+fn begin<B: Backend>(core: &mut Core<B>, start: &Snapshot) -> Result<(), DeviceError> {
+    let restored = start.restore(&core.backend, &mut core.arena, &core.plan.layout);
+    core.guarded(restored)?;
+    poison_step_local(core)
 }
 
 /// Everything a step leaves behind: weights, gradients, moments and what it reports.
@@ -97,35 +103,6 @@ fn poison_step_local<B: Backend>(core: &mut Core<B>) -> Result<(), DeviceError> 
         offset += bytes;
     }
     Ok(())
-}
-
-/// The input slots are persistent, so restoring the snapshot takes the batch away again.
-struct Inputs {
-    kept: Vec<(Region, Vec<u8>)>,
-}
-
-impl Inputs {
-    fn keep<B: Backend>(core: &mut Core<B>) -> Result<Self, DeviceError> {
-        let inputs = &core.plan.inputs;
-        let slots = [inputs.ids, inputs.targets, inputs.weights, inputs.scalars];
-        let mut kept = Vec::new();
-        for slot in slots {
-            let region = core.plan.layout.region(slot);
-            let mut bytes = vec![0; region.bytes];
-            let read = core.backend.read(&core.arena, region, &mut bytes);
-            core.guarded(read)?;
-            kept.push((region, bytes));
-        }
-        Ok(Inputs { kept })
-    }
-
-    fn put_back<B: Backend>(&self, core: &mut Core<B>) -> Result<(), DeviceError> {
-        for (region, bytes) in &self.kept {
-            let written = core.backend.write(&mut core.arena, *region, bytes);
-            core.guarded(written)?;
-        }
-        Ok(())
-    }
 }
 
 /// A batch that does not fit is the caller's mistake, told in its own words.

@@ -15,7 +15,7 @@ use crate::io::model_folder::ModelFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
 use crate::model::decoder::Decoder;
-use crate::plan::{Plan, PlanConfig};
+use crate::plan::{CHUNK_LOGITS, Plan, PlanConfig};
 
 /// A training run.
 pub struct Run<B: Backend> {
@@ -116,6 +116,7 @@ fn plan_config(recipe: &Recipe) -> PlanConfig {
         beta2: recipe.optimizer.beta2,
         eps: recipe.optimizer.eps,
         domain: recipe.precision.domain.clone(),
+        chunk_logits: CHUNK_LOGITS,
     }
 }
 

@@ -316,3 +316,77 @@ fn first_difference(expected: &[OpCall], found: &[OpCall]) -> Option<(usize, Str
     };
     Some((call, text(expected), text(found)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuBackend;
+    use crate::cpu::context::CpuContext;
+    use crate::cpu::simd::SimdPath;
+    use crate::model::decoder::Decoder;
+    use crate::model::{Family, ModelConfig};
+    use crate::op::Op;
+    use crate::op::tree_add::TreeAdd;
+    use crate::plan::PlanConfig;
+
+    fn warm() -> Engine<CpuBackend, Warmup> {
+        let model = Decoder::new(ModelConfig {
+            family: Family::Llama,
+            vocab_size: 8,
+            d_model: 8,
+            n_layers: 1,
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 4,
+            d_ff: 8,
+            rope_theta: 1e4,
+            rms_norm_eps: 1e-5,
+            tie_embeddings: false,
+            max_seq_len: 4,
+            init_std: 0.1,
+        });
+        let plan = Arc::new(Plan::build(&model, PlanConfig::of(1, 4)).unwrap());
+        let cpu = CpuBackend::new(CpuContext::new(SimdPath::detect(), 1).unwrap());
+        let mut engine = Engine::new(cpu, plan).unwrap();
+        let batch = Batch {
+            batch: 1,
+            seq_len: 4,
+            input_ids: vec![1, 2, 3, 4],
+            targets: vec![2, 3, 4, 5],
+            weights: vec![1.0; 4],
+            normaliser: None,
+        };
+        for _ in 0..2 {
+            engine.step(&batch, &Hyper::default()).unwrap();
+        }
+        engine
+    }
+
+    #[test]
+    fn two_steps_that_call_differently_are_not_recorded() {
+        let mut engine = warm();
+        engine.state.issued[1][4].op = Op::TreeAdd(TreeAdd { elements: 1 });
+        let refused = engine.record().err().expect("unstable");
+        let CaptureError::Unstable { call: 4, found, .. } = refused.reason else {
+            panic!("expected an unstable record, found {}", refused.reason);
+        };
+        assert_eq!(found, "tree_add{elements=1}");
+        let mut engine = refused.engine;
+        engine.state.issued[1].truncate(4);
+        let refused = engine.record().err().expect("unstable");
+        assert!(refused.reason.to_string().contains("the end after 4 calls"));
+    }
+
+    #[test]
+    fn steps_that_leave_the_plan_are_not_recorded() {
+        let mut engine = warm();
+        for issued in &mut engine.state.issued {
+            issued.swap(0, 1);
+        }
+        let refused = engine.record().err().expect("not the plan");
+        assert!(matches!(
+            refused.reason,
+            CaptureError::NotThePlan { call: 0, .. }
+        ));
+    }
+}

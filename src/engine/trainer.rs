@@ -27,10 +27,7 @@ use crate::plan::Plan;
 ///     head_dim: 8, d_ff: 32, rope_theta: 10_000.0, rms_norm_eps: 1e-5, tie_embeddings: false,
 ///     max_seq_len: 4, init_std: 0.02,
 /// });
-/// let plan = Plan::build(&model, PlanConfig {
-///     batch: 1, seq_len: 4, grain: 1, piece_tokens: None,
-///     beta1: 0.9, beta2: 0.95, eps: 1e-8, domain: "f32".into(),
-/// })?;
+/// let plan = Plan::build(&model, PlanConfig::of(1, 4))?;
 /// let cpu = CpuBackend::new(CpuContext::new(SimdPath::detect(), 1)?);
 /// let mut trainer = Trainer::new(cpu, Arc::new(plan), Hyper::default(), 2)?;
 /// trainer.load(&FreshInit { seed: 1 })?;

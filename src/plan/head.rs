@@ -1,6 +1,6 @@
 //! The head in row chunks: product, cross-entropy and their backward, one chunk of logits at a time.
 
-use super::{ParamArenas, StepInputs, StepOutputs, TokenCut};
+use super::{ParamArenas, PlanConfig, StepInputs, StepOutputs, TokenCut};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
 use crate::model::Head;
@@ -10,9 +10,6 @@ use crate::op::matmul::Matmul;
 use crate::op::tree_add::TreeAdd;
 use crate::op::{OpCall, Slot};
 use crate::program::ProgramBuilder;
-
-/// Logits of one row chunk: 1 GiB of f32.
-const CHUNK_LOGITS: usize = 1 << 28;
 
 /// One row chunk.
 #[derive(Clone, Copy, Debug)]
@@ -45,11 +42,13 @@ impl HeadPlan {
         program: &mut ProgramBuilder,
         head: Head,
         (inputs, outputs): (&StepInputs, StepOutputs),
-        cut: TokenCut,
+        config: &PlanConfig,
     ) -> Result<Self, PlanError> {
         let total = inputs.rows();
+        let cut = config.cut();
         let grain = cut.grain.min(total);
-        let rows = chunk_rows(&head, cut.piece, grain).min(total);
+        let most = (config.chunk_logits / head.vocab_size.max(1)).max(1);
+        let rows = chunk_rows(&head, (most, cut.piece), grain).min(total);
         let buffer = program.activation("logits", [rows, head.vocab_size]);
         let span = grain.max(rows);
         let mut chunks = Vec::new();
@@ -221,10 +220,9 @@ impl Levels {
     }
 }
 
-/// Rows of a chunk: as many as [`CHUNK_LOGITS`] allows in a form that keeps the tree over tokens: a
-/// power of two of whole grains, or within a grain a piece times a power of two.
-fn chunk_rows(head: &Head, piece: Option<usize>, grain: usize) -> usize {
-    let most = (CHUNK_LOGITS / head.vocab_size.max(1)).max(1);
+/// Rows of a chunk: as many as are allowed in a form that keeps the tree over tokens: a power of two
+/// of whole grains, or within a grain a piece times a power of two.
+fn chunk_rows(head: &Head, (most, piece): (usize, Option<usize>), grain: usize) -> usize {
     if grain <= most {
         return grain * (1 << (most / grain).ilog2());
     }

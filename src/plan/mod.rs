@@ -44,6 +44,16 @@ impl TokenCut {
     }
 }
 
+impl PlanConfig {
+    /// How the run cuts its sums over tokens.
+    pub fn cut(&self) -> TokenCut {
+        TokenCut {
+            grain: self.grain * self.seq_len,
+            piece: self.piece_tokens,
+        }
+    }
+}
+
 /// The constants of a run that are baked into its program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanConfig {
@@ -57,6 +67,30 @@ pub struct PlanConfig {
     pub beta2: f64,
     pub eps: f64,
     pub domain: String,
+    /// The most logits that exist at once; decides memory, and for gradients whose pieces would be
+    /// longer than a chunk the piece.
+    pub chunk_logits: usize,
+}
+
+/// Logits of one row chunk of the head: 1 GiB of f32.
+pub const CHUNK_LOGITS: usize = 1 << 28;
+
+impl PlanConfig {
+    /// The defaults for batches of `batch` sequences of `seq_len` tokens: one grain, the betas of
+    /// [`crate::engine::Hyper`], the f32 domain.
+    pub fn of(batch: usize, seq_len: usize) -> Self {
+        PlanConfig {
+            batch,
+            seq_len,
+            grain: batch,
+            piece_tokens: None,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            domain: "f32".into(),
+            chunk_logits: CHUNK_LOGITS,
+        }
+    }
 }
 
 /// A named parameter and where it lies.
@@ -193,11 +227,7 @@ impl Plan {
         let outputs = place::outputs(&mut program, inputs.rows());
         let body_head = model.forward(&mut program, &placed.groups, &inputs)?;
         let body = std::mem::take(&mut program.calls);
-        let cut = TokenCut {
-            grain: config.grain * config.seq_len,
-            piece: config.piece_tokens,
-        };
-        let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), cut)?;
+        let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), &config)?;
 
         program.calls = body.clone();
         head.evaluate(&mut program);
@@ -330,14 +360,8 @@ mod tests {
 
     fn config(batch: usize, seq_len: usize, grain: usize) -> PlanConfig {
         PlanConfig {
-            batch,
-            seq_len,
             grain,
-            piece_tokens: None,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            domain: "f32".into(),
+            ..PlanConfig::of(batch, seq_len)
         }
     }
 

@@ -1,8 +1,10 @@
 //! Every op on every backend at hand: its bits against a plain re-implementation of its formula, its
 //! gradient against finite differences, and the faults that ops of this kind have had.
 
+mod attention;
 mod bits;
 mod differences;
 mod faults;
+mod matmul;
 mod reference;
 mod runner;

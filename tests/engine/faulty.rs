@@ -1,0 +1,122 @@
+//! A backend that fails where a test wants it to; everything else is the CPU's.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use bitstep::backend::{ArenaId, Backend, DeviceInfo, Execution};
+use bitstep::cpu::CpuBackend;
+use bitstep::cpu::arena::CpuArena;
+use bitstep::cpu::backend::CpuGraph;
+use bitstep::error::{CaptureError, DeviceError, GuardError};
+use bitstep::layout::{Layout, PlacedCall, Region};
+
+/// What goes wrong, and when. Shared with the test, which changes it between steps.
+#[derive(Clone, Default)]
+pub struct Plans {
+    /// The next eager launches that succeed; `None` for all.
+    pub launches_left: Rc<Cell<Option<u32>>>,
+    /// Graph launches fail.
+    pub graph_fails: Rc<Cell<bool>>,
+    /// After a graph launch, the byte at this offset is flipped.
+    pub graph_flips: Rc<Cell<Option<usize>>>,
+    /// Capture fails.
+    pub capture_fails: Rc<Cell<bool>>,
+    /// Kernels have changed since capture.
+    pub kernels_changed: Rc<Cell<bool>>,
+    /// What was called, in order.
+    pub log: Rc<RefCell<Vec<&'static str>>>,
+}
+
+pub struct Faulty {
+    pub cpu: CpuBackend,
+    pub plans: Plans,
+}
+
+fn fault() -> DeviceError {
+    DeviceError::Driver {
+        device: "test".into(),
+        call: "launch",
+        text: "planned fault".into(),
+    }
+}
+
+impl Backend for Faulty {
+    type Arena = CpuArena;
+    type Graph = CpuGraph;
+
+    fn info(&self) -> DeviceInfo {
+        self.cpu.info()
+    }
+
+    fn allocate(&self, layout: &Layout) -> Result<CpuArena, DeviceError> {
+        self.cpu.allocate(layout)
+    }
+
+    fn arena_id(&self, arena: &CpuArena) -> ArenaId {
+        self.cpu.arena_id(arena)
+    }
+
+    fn launch(&self, arena: &mut CpuArena, call: &PlacedCall) -> Result<(), DeviceError> {
+        match self.plans.launches_left.get() {
+            Some(0) => return Err(fault()),
+            Some(n) => self.plans.launches_left.set(Some(n - 1)),
+            None => {}
+        }
+        self.cpu.launch(arena, call)
+    }
+
+    fn capture(
+        &self,
+        arena: &mut CpuArena,
+        calls: &[PlacedCall],
+    ) -> Result<CpuGraph, CaptureError> {
+        self.plans.log.borrow_mut().push("capture");
+        match self.plans.capture_fails.get() {
+            true => Err(CaptureError::MemoryNodes { found: 2 }),
+            false => self.cpu.capture(arena, calls),
+        }
+    }
+
+    fn check_graph(&self, arena: &CpuArena, graph: &CpuGraph) -> Result<(), GuardError> {
+        if self.plans.kernels_changed.get() {
+            return Err(GuardError::Kernels {
+                expected: "module a".into(),
+                found: "module b".into(),
+            });
+        }
+        self.cpu.check_graph(arena, graph)
+    }
+
+    fn launch_graph(&self, arena: &mut CpuArena, graph: &mut CpuGraph) -> Result<(), DeviceError> {
+        self.plans.log.borrow_mut().push("launch_graph");
+        if self.plans.graph_fails.get() {
+            return Err(fault());
+        }
+        self.cpu.launch_graph(arena, graph)?;
+        if let Some(offset) = self.plans.graph_flips.get() {
+            let byte = arena.bytes_mut(Region { offset, bytes: 1 })?;
+            byte[0] ^= 1;
+        }
+        Ok(())
+    }
+
+    fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {
+        self.cpu.executions(calls)
+    }
+
+    fn write(&self, arena: &mut CpuArena, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.cpu.write(arena, region, bytes)
+    }
+
+    fn read(&self, arena: &CpuArena, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.cpu.read(arena, region, bytes)
+    }
+
+    fn digest(
+        &self,
+        arena: &CpuArena,
+        regions: &[Region],
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        self.cpu.digest(arena, regions)
+    }
+}

@@ -1,0 +1,8 @@
+//! The engine on the CPU: transitions, refusals, proofs, faults, and what a step may not depend on.
+
+mod common;
+mod faults;
+mod faulty;
+mod independence;
+mod states;
+mod steps;
