@@ -101,14 +101,10 @@ impl Reference {
     pub(super) fn plan(&self) -> Result<Plan, crate::error::PlanError> {
         let json = &self.json;
         let config = PlanConfig {
-            batch: json.batch,
-            seq_len: json.seq_len,
-            grain: json.batch,
-            piece_tokens: None,
             beta1: json.hyper.beta1,
             beta2: json.hyper.beta2,
             eps: json.hyper.eps,
-            domain: "f32".into(),
+            ..PlanConfig::of(json.batch, json.seq_len)
         };
         Plan::build(&Decoder::new(self.model.config().clone()), config)
     }
