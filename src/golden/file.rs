@@ -17,8 +17,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use crate::engine::StepReport;
 use crate::error::GoldenError;
 use crate::num;
+use crate::op::step_values::canonical_bits;
 
 /// The version of the text form.
 pub const SCHEMA: u32 = 1;
@@ -44,6 +46,18 @@ pub struct StepLine {
     pub loss: u32,
     pub grad_norm: u32,
     pub root: blake3::Hash,
+}
+
+impl StepLine {
+    /// The line of a step that has run, with the root after it.
+    pub fn of(report: &StepReport, root: blake3::Hash) -> Self {
+        StepLine {
+            step: report.step,
+            loss: canonical_bits(report.loss),
+            grad_norm: canonical_bits(report.grad_norm),
+            root,
+        }
+    }
 }
 
 /// One tensor after the last step.
