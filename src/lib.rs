@@ -16,4 +16,5 @@ pub mod num;
 pub mod op;
 pub mod plan;
 pub mod program;
+pub mod report;
 pub mod shape;

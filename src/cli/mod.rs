@@ -1,6 +1,12 @@
 //! The command line: one file a subcommand. Only here are the environment and the clock read.
 
 mod device;
+mod eval;
+mod generate;
+mod inspect;
+mod output;
+mod progress;
+mod recipe_options;
 mod train;
 
 use clap::{Parser, Subcommand};
@@ -25,8 +31,14 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Train a recipe
+    /// Train a recipe's model
     Train(train::Train),
+    /// Evaluate a model on the data that a recipe sets aside
+    Eval(eval::Eval),
+    /// Continue a prompt with a model folder
+    Generate(generate::Generate),
+    /// Print what a step is made of: parameters, program, memory, manifest
+    Inspect(inspect::Inspect),
 }
 
 /// Runs the command line; the returned code is the process's.
@@ -44,6 +56,9 @@ pub fn main() -> ExitCode {
     };
     let outcome = match arguments.command {
         Command::Train(command) => command.run(),
+        Command::Eval(command) => command.run(),
+        Command::Generate(command) => command.run(),
+        Command::Inspect(command) => command.run(),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error}");

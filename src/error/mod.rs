@@ -13,6 +13,7 @@ mod exit;
 mod golden;
 mod guard;
 mod plan;
+mod run;
 mod step;
 
 pub use any::Error;
@@ -25,4 +26,5 @@ pub use exit::ExitCode;
 pub use golden::GoldenError;
 pub use guard::GuardError;
 pub use plan::PlanError;
+pub use run::RunError;
 pub use step::StepError;
