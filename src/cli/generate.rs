@@ -20,6 +20,8 @@ use crate::plan::{Plan, PlanConfig};
 
 /// Windows are a multiple of this many positions, so that prompts of about one length share a plan.
 const WINDOW_STEP: usize = 32;
+/// Tokens generated where nothing says how many.
+const TOKENS: usize = 32;
 
 /// Arguments of `bitstep generate`.
 #[derive(Args, Debug)]
@@ -28,9 +30,9 @@ pub struct Generate {
     model: PathBuf,
     /// The text to continue
     prompt: String,
-    /// Tokens to generate at most
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    tokens: usize,
+    /// Tokens to generate at most [default: 32, or as many as the model has positions for]
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
     /// Randomness: 0 always takes the likeliest token
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     temperature: f32,
@@ -55,8 +57,12 @@ impl Generate {
     pub fn run(self) -> Outcome {
         let folder = ModelFolder::open(&self.model)?;
         let tokenizer = Tokenizer::load(&self.tokenizer_name())?;
+        let prompt = tokenizer.encode(&self.prompt)?;
+        let maximum = folder.config().max_seq_len;
+        let room = maximum.saturating_sub(prompt.len());
+        let tokens = self.tokens.unwrap_or(TOKENS.min(room));
         let request = Request {
-            tokens: self.tokens,
+            tokens,
             eos: eos_tokens(folder.json()),
             sampling: Sampling {
                 temperature: self.temperature,
@@ -64,12 +70,11 @@ impl Generate {
                 seed: self.seed,
             },
         };
-        let prompt = tokenizer.encode(&self.prompt)?;
         // Whatever does not fit is told before the weights are read.
         request.sampling.validate()?;
         check_prompt(&prompt, folder.config().vocab_size)?;
-        let length = prompt.len().saturating_add(self.tokens);
-        check_length(prompt.len(), self.tokens, folder.config().max_seq_len)?;
+        check_length(prompt.len(), tokens, maximum)?;
+        let length = prompt.len().saturating_add(tokens);
         let mut trainer = open(&folder, length, self.device.open()?)?;
         let found = generate(&mut trainer, &prompt, &request)?;
         let text = tokenizer.decode(&found.tokens)?;

@@ -7,7 +7,7 @@ use clap::Args;
 use super::recipe_options::RecipeArguments;
 use super::{Outcome, output};
 use crate::engine::run::plan_of;
-use crate::error::{Error, ExitCode};
+use crate::error::{Error, ExitCode, RunError};
 use crate::io::ModelFolder;
 use crate::model::ModelConfig;
 use crate::model::decoder::Decoder;
@@ -79,6 +79,10 @@ impl Inspect {
 
     fn plan(&self) -> Result<(ModelConfig, Plan), Error> {
         if self.path.is_dir() {
+            if !self.set.is_empty() {
+                let folder = self.path.display().to_string();
+                return Err(RunError::SetOnFolder { folder }.into());
+            }
             let config = ModelFolder::open(&self.path)?.config().clone();
             let window = PlanConfig::of(1, config.max_seq_len.min(LONGEST));
             let plan = Plan::build(&Decoder::new(config.clone()), window)?;

@@ -51,7 +51,8 @@ impl Progress {
                     *last = Some(Instant::now());
                     let left =
                         metrics.elapsed_s / taken as f64 * (*steps - taken.min(*steps)) as f64;
-                    let left = HumanDuration(Duration::from_secs_f64(left));
+                    let left = Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX);
+                    let left = HumanDuration(left);
                     output::note(format_args!(
                         "step {taken}/{steps}  {message}  ETA {left:#}"
                     ));

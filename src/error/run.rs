@@ -41,6 +41,9 @@ pub enum RunError {
     /// The recipe sets nothing aside to evaluate on.
     #[error("{recipe} sets no data aside: add --set data.validation=0.1")]
     NoValidation { recipe: String },
+    /// A change of a recipe was given with a model folder.
+    #[error("--set changes a recipe, but {folder} is a model folder: leave --set out")]
+    SetOnFolder { folder: String },
     /// A prompt without a token.
     #[error("the prompt is empty: expected at least one token")]
     EmptyPrompt,

@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::engine::Session;
 use crate::error::{CheckpointError, Error, RunError};
 use crate::io::atomic::write_whole;
-use crate::io::recipe::{ModelSection, Recipe};
+use crate::io::recipe::{DataSource, ModelSection, Recipe};
 use crate::io::{ModelFolder, write_model_folder};
 
 /// The files of a model folder besides weights and configuration that a trained copy keeps.
@@ -92,7 +92,7 @@ impl RunFolder {
         let tensors = plan.params.iter().zip(shapes).zip(&values);
         let tensors = tensors.map(|((param, dims), v)| (param.name.as_str(), dims, v.as_slice()));
         let (json, companions) = match recipe.model_folder() {
-            None => (serde_json::Map::new(), Vec::new()),
+            None => (fresh_json(recipe), Vec::new()),
             Some(path) => {
                 let files = COMPANIONS.iter().map(|name| path.join(name));
                 let json = ModelFolder::open(&path)?.json().clone();
@@ -130,6 +130,15 @@ impl RunFolder {
             source,
         }
     }
+}
+
+/// The keys of a fresh model's `config.json` that its sizes do not decide: a sum ends its line.
+fn fresh_json(recipe: &Recipe) -> serde_json::Map<String, serde_json::Value> {
+    let mut json = serde_json::Map::new();
+    if recipe.data.source == DataSource::Sums {
+        json.insert("eos_token_id".to_owned(), serde_json::json!(b'\n'));
+    }
+    json
 }
 
 /// The `tokenizer.json` of the data.
