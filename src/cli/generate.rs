@@ -34,7 +34,12 @@ pub struct Generate {
     #[arg(long, value_name = "N")]
     tokens: Option<usize>,
     /// Randomness: 0 always takes the likeliest token
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     temperature: f32,
     /// Samples among the K likeliest tokens only
     #[arg(long, value_name = "K")]
