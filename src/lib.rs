@@ -17,4 +17,5 @@ pub mod op;
 pub mod parity;
 pub mod plan;
 pub mod program;
+pub mod report;
 pub mod shape;

@@ -65,7 +65,7 @@ impl Bench {
         let mut run = Run::open(recipe, backend.clone())?;
         let measured = self.measure(&mut run, &backend, start)?;
         match self.json {
-            true => println!("{}", measured.json(&run, &backend)),
+            true => say!("{}", measured.json(&run, &backend)),
             false => measured.print(&run, &backend),
         }
         Ok(ExitCode::Done)
@@ -230,44 +230,45 @@ impl Measured {
         let plan = session.plan();
         let threads = backend.context().threads();
         let (rate, share) = self.flop_rate(run, backend);
-        println!(
+        say!(
             "{}: {} tokens a step, {} parameters, {} timed steps of each kind",
             run.recipe.name,
             plan.tokens(),
             plan.parameter_count(),
             self.replayed_ms.len()
         );
-        println!("  machine        {}", machine::processor());
-        println!("  device         {}", backend.info().description);
-        println!("  manifest       {}", session.manifest().hash());
+        say!("  machine        {}", machine::processor());
+        say!("  device         {}", backend.info().description);
+        say!("  manifest       {}", session.manifest().hash());
         for (name, times) in [("replayed", &self.replayed_ms), ("eager", &self.eager_ms)] {
-            println!(
+            say!(
                 "  {name:<14} {:.3} ms median, {:.3} ms p95, {:.3} ms best",
                 percentile(times, 0.5),
                 percentile(times, 0.95),
                 percentile(times, 0.0)
             );
         }
-        println!(
+        say!(
             "  first replay   {:.0} ms after the process started (plan, {} eager steps, capture, proof)",
-            self.first_replay_ms, run.recipe.warmup_steps
+            self.first_replay_ms,
+            run.recipe.warmup_steps
         );
-        println!(
+        say!(
             "  tokens         {:.0} a second",
             plan.tokens() as f64 / (self.median_ms() / 1e3)
         );
-        println!(
+        say!(
             "  arithmetic     {:.1} GFLOP/s, {:.1} % of {threads} x {:.1} GFLOP/s (measured FMA peak)",
             rate / 1e9,
             share * 100.0,
             self.peak_gflops
         );
-        println!("  arena          {} bytes", plan.layout.arena_bytes());
-        println!(
+        say!("  arena          {} bytes", plan.layout.arena_bytes());
+        say!(
             "  digest         {:.2} GB/s over the parameters",
             self.digest_gb_s
         );
-        println!("  guard          {:.2} µs a replay", self.guard_us);
+        say!("  guard          {:.2} µs a replay", self.guard_us);
         if let Some(profile) = &self.profile {
             profile.print();
         }
@@ -338,10 +339,14 @@ impl Profile {
     fn print(&self) {
         let rows = self.rows();
         let all: f64 = rows.iter().map(|row| row.ms).sum();
-        println!("where an eager step's time goes:");
-        println!(
+        say!("where an eager step's time goes:");
+        say!(
             "  {:<26} {:>5} {:>9} {:>7} {:>9}",
-            "op", "calls", "ms", "share", "GFLOP/s"
+            "op",
+            "calls",
+            "ms",
+            "share",
+            "GFLOP/s"
         );
         for row in rows {
             let rate = match row.gflops > 0.0 {
@@ -349,12 +354,14 @@ impl Profile {
                 false => "-".into(),
             };
             let share = 100.0 * row.ms / all;
-            println!(
+            say!(
                 "  {:<26} {:>5} {:>9.3} {share:>6.1}% {rate:>9}",
-                row.stem, row.calls, row.ms
+                row.stem,
+                row.calls,
+                row.ms
             );
         }
-        println!("  {:<26} {:>5} {all:>9.3}", "all", self.calls.len());
+        say!("  {:<26} {:>5} {all:>9.3}", "all", self.calls.len());
     }
 }
 

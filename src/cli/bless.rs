@@ -41,33 +41,33 @@ impl Bless {
         let ways = format!("{} and {}", ways[0], ways[1]);
         match blessed {
             Blessed::Written(golden) => {
-                println!("{name}: written ({})", extent(&golden));
-                println!("  the same bits by {ways}");
+                say!("{name}: written ({})", extent(&golden));
+                say!("  the same bits by {ways}");
             }
             Blessed::Unchanged(golden) => {
-                println!("{name}: identical, nothing changed ({})", extent(&golden));
-                println!("  because  {}", golden.because);
+                say!("{name}: identical, nothing changed ({})", extent(&golden));
+                say!("  because  {}", golden.because);
             }
             Blessed::Replaced {
                 golden,
                 difference,
                 bits,
             } => {
-                println!("{name}: replaced ({})", extent(&golden));
-                print!("  the former golden {difference}");
+                say!("{name}: replaced ({})", extent(&golden));
+                say!("  the former golden {}", difference.to_string().trim_end());
                 match bits {
-                    Verdict::Identical => println!("  every bit that it covers stayed the same"),
+                    Verdict::Identical => say!("  every bit that it covers stayed the same"),
                     Verdict::Differs(bits) if bits != difference => {
-                        print!("  without the header it {bits}");
+                        say!("  without the header it {}", bits.to_string().trim_end());
                     }
                     Verdict::Differs(_) => {}
                 }
-                println!("  because  {}", golden.because);
-                println!("  the same bits by {ways}");
+                say!("  because  {}", golden.because);
+                say!("  the same bits by {ways}");
             }
             Blessed::NotRepeatable(difference) => {
-                println!("{name}: not blessed: {ways} give different bits");
-                print!("  {difference}");
+                say!("{name}: not blessed: {ways} give different bits");
+                say!("  {}", difference.to_string().trim_end());
                 return Ok(ExitCode::Differs);
             }
         }

@@ -101,21 +101,21 @@ fn read(path: &Path) -> Result<Side, GoldenError> {
 fn goldens(left: &Side, right: &Side) -> Outcome {
     let a = GoldenFile::parse(&left.text, &left.path)?;
     let b = GoldenFile::parse(&right.text, &right.path)?;
-    println!("expected {}\nfound    {}", left.path, right.path);
+    say!("expected {}\nfound    {}", left.path, right.path);
     match compare(&a, &b) {
         Verdict::Identical => {
-            println!("identical: every bit that the goldens cover");
+            say!("identical: every bit that the goldens cover");
             if a.because != b.because {
-                println!("note: the reasons differ: {:?}, {:?}", a.because, b.because);
+                say!("note: the reasons differ: {:?}, {:?}", a.because, b.because);
             }
             Ok(ExitCode::Done)
         }
         Verdict::Differs(difference) => {
-            print!("{difference}");
+            say!("{}", difference.to_string().trim_end());
             match compare_bits(&a, &b) {
-                Verdict::Identical => println!("  every bit below the header is the same"),
+                Verdict::Identical => say!("  every bit below the header is the same"),
                 Verdict::Differs(bits) if bits != difference => {
-                    print!("below the header it {bits}");
+                    say!("below the header it {}", bits.to_string().trim_end());
                 }
                 Verdict::Differs(_) => {}
             }
@@ -125,17 +125,17 @@ fn goldens(left: &Side, right: &Side) -> Outcome {
 }
 
 fn manifests(left: &Side, right: &Side) -> ExitCode {
-    println!("left  {}\nright {}", left.path, right.path);
+    say!("left  {}\nright {}", left.path, right.path);
     let (a, a_execution) = split(&left.text);
     let (b, b_execution) = split(&right.text);
     if a != b {
-        println!("the programs differ (hashed part):");
+        say!("the programs differ (hashed part):");
         print_lines(a, b, 0);
         return ExitCode::Differs;
     }
-    println!("identical: the programs (hashed part)");
+    say!("identical: the programs (hashed part)");
     if a_execution != b_execution {
-        println!("note: only the execution section differs: the same program, computed otherwise:");
+        say!("note: only the execution section differs: the same program, computed otherwise:");
         print_lines(a_execution, b_execution, a.lines().count());
     }
     ExitCode::Done
@@ -157,12 +157,12 @@ fn split(text: &str) -> (&str, &str) {
 fn print_lines(left: &str, right: &str, before: usize) {
     let differences = Manifest::diff(left, right, MOST + 1);
     for (number, a, b) in differences.iter().take(MOST) {
-        println!("  line {}", before + number);
-        println!("    left  {}", a.trim_start());
-        println!("    right {}", b.trim_start());
+        say!("  line {}", before + number);
+        say!("    left  {}", a.trim_start());
+        say!("    right {}", b.trim_start());
     }
     if differences.len() > MOST {
-        println!("  and more");
+        say!("  and more");
     }
 }
 

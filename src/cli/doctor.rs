@@ -19,28 +19,28 @@ impl Doctor {
     pub fn run(self) -> Outcome {
         print_processor();
         print_cuda(&cuda_probe::probe());
-        println!("Numeric domains (contract version {})", num::VERSION);
-        println!("  {PROVABLE_DOMAINS}         proven here, on the CPU");
-        println!("  bf16.sm90, f16.sm90, tf32.sm90   not in this version");
+        say!("Numeric domains (contract version {})", num::VERSION);
+        say!("  {PROVABLE_DOMAINS}         proven here, on the CPU");
+        say!("  bf16.sm90, f16.sm90, tf32.sm90   not in this version");
         Ok(ExitCode::Done)
     }
 }
 
 fn print_processor() {
-    println!("CPU");
-    println!("  model       {}", machine::processor());
-    println!("  threads     {}", machine::cores());
+    say!("CPU");
+    say!("  model       {}", machine::processor());
+    say!("  threads     {}", machine::cores());
     if let Some((total, available)) = machine::memory_bytes() {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        println!(
+        say!(
             "  memory      {:.1} GiB, {:.1} GiB available",
             gib(total),
             gib(available)
         );
     }
-    println!("  features    {}", features().join(" "));
+    say!("  features    {}", features().join(" "));
     let paths: Vec<&str> = SimdPath::available().iter().map(|p| p.name()).collect();
-    println!(
+    say!(
         "  paths       {} (used by default: {})",
         paths.join(" "),
         SimdPath::detect()
@@ -72,23 +72,23 @@ fn features() -> Vec<&'static str> {
 }
 
 fn print_cuda(cuda: &Cuda) {
-    println!("CUDA (this version trains on the CPU only; GPUs are listed and not used)");
+    say!("CUDA (this version trains on the CPU only; GPUs are listed and not used)");
     let driver = cuda.driver.as_deref().unwrap_or("none loaded");
-    println!("  driver      {driver}");
+    say!("  driver      {driver}");
     for (name, place) in &cuda.libraries {
         match place {
-            Some(path) => println!("  {name:<11} {}", path.display()),
-            None => println!("  {name:<11} not found"),
+            Some(path) => say!("  {name:<11} {}", path.display()),
+            None => say!("  {name:<11} not found"),
         }
     }
     match &cuda.gpus {
-        Err(reason) => println!("  GPUs        none: {reason}"),
-        Ok(gpus) if gpus.is_empty() => println!("  GPUs        none"),
+        Err(reason) => say!("  GPUs        none: {reason}"),
+        Ok(gpus) if gpus.is_empty() => say!("  GPUs        none"),
         Ok(gpus) => {
             for (ordinal, gpu) in gpus.iter().enumerate() {
                 match gpu {
-                    Err(reason) => println!("  cuda:{ordinal}      {reason}"),
-                    Ok(facts) => println!(
+                    Err(reason) => say!("  cuda:{ordinal}      {reason}"),
+                    Ok(facts) => say!(
                         "  cuda:{ordinal}      {}, compute capability {}.{}, {:.1} GiB",
                         facts.name,
                         facts.compute_capability.0,

@@ -1,13 +1,24 @@
 //! The command line: one file a subcommand. Only here are the environment and the clock read.
 
+/// A line of results on standard output; a reader that goes away is no reason to panic.
+macro_rules! say {
+    ($($text:tt)*) => { super::output::line(format_args!($($text)*)) };
+}
+
 mod bench;
 mod bless;
 mod cuda_probe;
 mod device;
 mod diff;
 mod doctor;
+mod eval;
+mod generate;
+mod inspect;
 mod machine;
+mod output;
 mod parity;
+mod progress;
+mod recipe_options;
 mod train;
 mod verify;
 
@@ -33,8 +44,14 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Train a recipe
+    /// Train a recipe's model
     Train(train::Train),
+    /// Evaluate a model on the data that a recipe sets aside
+    Eval(eval::Eval),
+    /// Continue a prompt with a model folder
+    Generate(generate::Generate),
+    /// Print what a step is made of: parameters, program, memory, manifest
+    Inspect(inspect::Inspect),
     /// Run the recipes of goldens again and compare every bit
     Verify(verify::Verify),
     /// Write or replace the golden of a recipe, with the reason
@@ -65,6 +82,9 @@ pub fn main() -> ExitCode {
     };
     let outcome = match arguments.command {
         Command::Train(command) => command.run(),
+        Command::Eval(command) => command.run(),
+        Command::Generate(command) => command.run(),
+        Command::Inspect(command) => command.run(),
         Command::Verify(command) => command.run(),
         Command::Bless(command) => command.run(),
         Command::Diff(command) => command.run(),

@@ -62,7 +62,7 @@ impl Parity {
         };
         let report = parity::run(&reference, backend, &tolerances)?;
         let [steps, batch, seq_len] = reference.sizes();
-        println!(
+        say!(
             "{}: {steps} steps of {batch} x {seq_len} tokens on {device}, against the record",
             self.folder.display()
         );
@@ -82,13 +82,15 @@ impl Parity {
 fn print_rows<'a>(rows: impl Iterator<Item = &'a Row>) {
     let mut rows = rows.peekable();
     if rows.peek().is_some() {
-        println!(
+        say!(
             "{:<10} {:>9} {:>9}  tensor or step",
-            "kind", "error", "allowed"
+            "kind",
+            "error",
+            "allowed"
         );
     }
     for row in rows {
-        println!(
+        say!(
             "{:<10} {:>9.2e} {:>9.2e}  {}{}",
             row.kind.name(),
             row.error,
@@ -100,10 +102,13 @@ fn print_rows<'a>(rows: impl Iterator<Item = &'a Row>) {
 }
 
 fn print_summary(report: &ParityReport) {
-    println!("the worst relative error of each kind:");
-    println!(
+    say!("the worst relative error of each kind:");
+    say!(
         "{:<10} {:>9} {:>9} {:>9}  at",
-        "kind", "error", "allowed", "holding"
+        "kind",
+        "error",
+        "allowed",
+        "holding"
     );
     for kind in Kind::ALL {
         let Some(worst) = report.worst(kind) else {
@@ -112,7 +117,7 @@ fn print_summary(report: &ParityReport) {
         let all = report.of(kind).count();
         let holding = report.of(kind).filter(|row| row.holds()).count();
         let holding = format!("{holding}/{all}");
-        println!(
+        say!(
             "{:<10} {:>9.2e} {:>9.2e} {holding:>9}  {}",
             kind.name(),
             worst.error,
@@ -122,8 +127,8 @@ fn print_summary(report: &ParityReport) {
     }
     let beyond = report.rows.iter().filter(|row| !row.holds()).count();
     match beyond {
-        0 => println!("parity holds: {} comparisons", report.rows.len()),
-        _ => println!(
+        0 => say!("parity holds: {} comparisons", report.rows.len()),
+        _ => say!(
             "parity fails: {beyond} of {} comparisons are beyond their tolerance",
             report.rows.len()
         ),

@@ -45,7 +45,7 @@ impl Verify {
                 Ok(_) => differs = true,
                 Err(error) if self.goldens.len() == 1 => return Err(error),
                 Err(error) => {
-                    eprintln!("error: {error}");
+                    super::output::note(format_args!("error: {error}"));
                     first_error = first_error.or(Some(error.exit_code()));
                 }
             }
@@ -76,21 +76,24 @@ impl Verify {
         let name = path.display();
         match verified.verdict {
             Verdict::Identical => {
-                println!("{name}: identical ({})", extent(&golden));
+                say!("{name}: identical ({})", extent(&golden));
                 if self.verbose {
                     print_cover(&golden);
                 }
                 Ok(ExitCode::Done)
             }
             Verdict::Differs(difference) => {
-                print!("{name}: {difference}");
+                say!("{name}: {}", difference.to_string().trim_end());
                 if self.verbose {
                     print_cover(&golden);
                 }
                 match &self.flip {
-                    Some(flip) => println!(
+                    Some(flip) => say!(
                         "  flipped  bit {} of {}[{}] before step {}, as asked; the check tripped",
-                        flip.bit, flip.tensor, flip.index, flip.step
+                        flip.bit,
+                        flip.tensor,
+                        flip.index,
+                        flip.step
                     ),
                     None => leave_fresh(path, &verified.fresh)?,
                 }
@@ -124,15 +127,15 @@ fn check_provable(path: &Path, golden: &GoldenFile) -> Result<(), GoldenError> {
 
 fn print_cover(golden: &GoldenFile) {
     if let Some(last) = golden.steps.last() {
-        println!("  root     {}", last.root);
+        say!("  root     {}", last.root);
     }
-    println!("  domain   {}, contract {}", golden.domain, golden.contract);
-    println!("  because  {}", golden.because);
+    say!("  domain   {}, contract {}", golden.domain, golden.contract);
+    say!("  because  {}", golden.because);
     for line in &golden.covers {
-        println!("  covers   {line}");
+        say!("  covers   {line}");
     }
     for line in &golden.excludes {
-        println!("  excludes {line}");
+        say!("  excludes {line}");
     }
 }
 
@@ -143,8 +146,8 @@ fn leave_fresh(path: &Path, fresh: &GoldenFile) -> Result<(), Error> {
     let beside = PathBuf::from(name);
     fresh.write(&beside)?;
     let (path, recipe) = (path.display(), path.with_extension("toml"));
-    println!("  wrote    {} with what this run gave", beside.display());
-    println!(
+    say!("  wrote    {} with what this run gave", beside.display());
+    say!(
         "  next     if the change is meant: bitstep bless {} --because \"...\"; to compare: bitstep diff {path} {path}.new",
         recipe.display()
     );

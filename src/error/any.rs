@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::{
     CaptureError, CheckpointError, ConfigError, DataError, DeviceError, ExitCode, GoldenError,
-    ParityError, PlanError, StepError,
+    ParityError, PlanError, RunError, StepError,
 };
 
 /// Any error of the crate.
@@ -26,6 +26,8 @@ pub enum Error {
     #[error(transparent)]
     Step(#[from] StepError),
     #[error(transparent)]
+    Run(#[from] RunError),
+    #[error(transparent)]
     Golden(#[from] GoldenError),
     #[error(transparent)]
     Parity(#[from] ParityError),
@@ -45,6 +47,7 @@ impl Error {
                 | StepError::ElementIndex { .. },
             ) => ExitCode::Usage,
             Error::Step(_) => ExitCode::Device,
+            Error::Run(run) => run.exit_code(),
             Error::Golden(golden) => match golden {
                 GoldenError::RefusedInCi
                 | GoldenError::NoReason

@@ -14,6 +14,7 @@ mod golden;
 mod guard;
 mod parity;
 mod plan;
+mod run;
 mod step;
 
 pub use any::Error;
@@ -27,4 +28,5 @@ pub use golden::GoldenError;
 pub use guard::GuardError;
 pub use parity::ParityError;
 pub use plan::PlanError;
+pub use run::RunError;
 pub use step::StepError;

@@ -1,9 +1,10 @@
 //! verify, bless, diff, parity and doctor.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+
+use super::{Ran, bitstep};
 
 const RECIPE: &str = r#"
 name = "small"
@@ -31,32 +32,6 @@ steps = 6
 trace_steps = 2
 "#;
 
-/// What a call printed and its exit code.
-#[derive(Debug)]
-struct Said {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-fn bitstep<S: AsRef<OsStr>>(arguments: &[S]) -> Said {
-    bitstep_with(arguments, None)
-}
-
-fn bitstep_with<S: AsRef<OsStr>>(arguments: &[S], ci: Option<&str>) -> Said {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bitstep"));
-    command.args(arguments).env_remove("CI");
-    if let Some(ci) = ci {
-        command.env("CI", ci);
-    }
-    let output = command.output().expect("the binary runs");
-    Said {
-        code: output.status.code().expect("an exit code"),
-        out: String::from_utf8(output.stdout).expect("text"),
-        err: String::from_utf8(output.stderr).expect("text"),
-    }
-}
-
 /// A folder with a recipe, and its golden when `blessed` ran.
 struct Case {
     folder: tempfile::TempDir,
@@ -80,11 +55,11 @@ impl Case {
         self.folder.path().join(name).display().to_string()
     }
 
-    fn bless(&self, because: &str) -> Said {
+    fn bless(&self, because: &str) -> Ran {
         bitstep(&["bless", &self.path("small.toml"), "--because", because])
     }
 
-    fn verify(&self, more: &[&str]) -> Said {
+    fn verify(&self, more: &[&str]) -> Ran {
         let golden = self.path("small.golden");
         let mut arguments = vec!["verify", &golden];
         arguments.extend(more);
@@ -232,9 +207,15 @@ fn blessing_is_refused_without_a_reason_and_in_ci() {
     assert_eq!(silent.code, 2, "{silent:?}");
     assert!(silent.err.contains("--because"), "{silent:?}");
     let recipe = case.path("small.toml");
-    let ci = bitstep_with(&["bless", &recipe, "--because", "x"], Some("true"));
-    assert_eq!(ci.code, 2, "{ci:?}");
-    assert!(ci.err.contains("CI is set"), "{ci:?}");
+    let mut in_ci = Command::new(env!("CARGO_BIN_EXE_bitstep"));
+    let in_ci = in_ci.args(["bless", &recipe, "--because", "x"]);
+    let ci = in_ci
+        .env("CI", "true")
+        .output()
+        .expect("the program starts");
+    assert_eq!(ci.status.code(), Some(2), "{ci:?}");
+    let said = String::from_utf8_lossy(&ci.stderr);
+    assert!(said.contains("CI is set"), "{said}");
     assert!(!Path::new(&case.path("small.golden")).exists());
 }
 
@@ -339,15 +320,14 @@ fn diff_refuses_what_it_cannot_compare() {
     assert_eq!(missing.code, 4, "{missing:?}");
 }
 
-fn fixture(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("tests/fixtures").join(name)
+fn fixture(name: &str) -> String {
+    format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 #[test]
 fn parity_holds_on_every_recorded_model() {
     for name in ["llama-gqa", "llama-tied", "qwen2-bias", "qwen3-qknorm"] {
-        let said = bitstep(&[OsStr::new("parity"), fixture(name).as_os_str()]);
+        let said = bitstep(&["parity", &fixture(name)]);
         assert_eq!(said.code, 0, "{said:?}");
         assert!(said.out.contains("parity holds"), "{said:?}");
     }
@@ -355,7 +335,7 @@ fn parity_holds_on_every_recorded_model() {
 
 #[test]
 fn parity_fails_beyond_each_tolerance() {
-    let folder = fixture("llama-gqa").display().to_string();
+    let folder = fixture("llama-gqa");
     for (flag, kind) in [
         ("--tolerance-logits", "logits"),
         ("--tolerance-gradients", "gradient"),
@@ -374,7 +354,7 @@ fn parity_fails_beyond_each_tolerance() {
 fn parity_refuses_records_of_adapters() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::create_dir(folder.path().join("adapter")).expect("creates");
-    let said = bitstep(&[OsStr::new("parity"), folder.path().as_os_str()]);
+    let said = bitstep(&["parity", &folder.path().display().to_string()]);
     assert_eq!(said.code, 4, "{said:?}");
     assert!(said.err.contains("no adapters"), "{said:?}");
 }
