@@ -14,6 +14,8 @@ pub mod manifest;
 pub mod model;
 pub mod num;
 pub mod op;
+pub mod parity;
 pub mod plan;
 pub mod program;
+pub mod report;
 pub mod shape;

@@ -1,4 +1,5 @@
 //! The one test binary: every suite is a module of it.
 
+mod cli;
 mod engine;
 mod ops;

@@ -143,6 +143,25 @@ fn overrides_take_effect_and_defaults_follow_them() {
 }
 
 #[test]
+fn overrides_that_depend_on_each_other_change_together() {
+    let mut recipe = small();
+    assert!(recipe.set("schedule.warmup=90").is_err());
+    recipe
+        .set_all(["schedule.warmup=90", "steps=100", "steps=120"])
+        .expect("the outcome fits");
+    assert_eq!((recipe.schedule.warmup, recipe.steps), (90, 120));
+    assert!(
+        recipe
+            .set_all(["steps=200", "schedule.warmup=300"])
+            .is_err()
+    );
+    assert_eq!(
+        recipe.steps, 120,
+        "none is applied when the outcome does not fit"
+    );
+}
+
+#[test]
 fn an_override_keeps_what_was_changed_in_memory() {
     let mut recipe = small();
     recipe.seed = 77;
