@@ -137,7 +137,7 @@ fn guard_microseconds(run: &mut Run<CpuBackend>, backend: &CpuBackend) -> Result
     let session = run.trainer.session();
     let (layout, manifest) = (&session.plan().layout, session.manifest().hash());
     // The cost does not depend on the arena's size, so the graph checked is one without calls.
-    let mut arena = backend.allocate(&Layout::plan(&SlotTable::default(), &[]))?;
+    let mut arena = backend.allocate(&Layout::plan(&SlotTable::default(), &[]), &[])?;
     let graph = backend.capture(&mut arena, &[])?;
     let id: ArenaId = backend.arena_id(&arena);
     let guard = Guard::new(Facts::gather(id, layout, manifest, &hyper));
