@@ -2,3 +2,6 @@
 
 mod engine;
 mod ops;
+mod snapshots;
+mod tidy;
+mod types;
