@@ -82,7 +82,10 @@ fn golden() -> GoldenFile {
 #[test]
 fn golden_text() {
     let text = golden().to_text();
-    assert_eq!(GoldenFile::parse(&text, "snapshot.golden").unwrap(), golden());
+    assert_eq!(
+        GoldenFile::parse(&text, "snapshot.golden").unwrap(),
+        golden()
+    );
     insta::assert_snapshot!(text);
 }
 
@@ -91,7 +94,10 @@ fn a_golden_that_compares_nothing_is_refused() {
     let mut empty = golden();
     empty.steps.clear();
     let error = GoldenFile::parse(&empty.to_text(), "empty.golden").unwrap_err();
-    assert!(matches!(error, bitstep::error::GoldenError::Empty { .. }), "{error}");
+    assert!(
+        matches!(error, bitstep::error::GoldenError::Empty { .. }),
+        "{error}"
+    );
     for lost in [
         |g: &mut GoldenFile| g.steps.truncate(1),
         |g: &mut GoldenFile| g.tensors.clear(),

@@ -47,7 +47,10 @@ fn every_parameter_of_every_family_moves() {
             let model = model(family, tied);
             let plan = Arc::new(Plan::build(&model, PlanConfig::of(3, 10)).unwrap());
             let biases = plan.params.iter().filter(|p| p.name.ends_with("proj.bias"));
-            let norms = plan.params.iter().filter(|p| p.name.ends_with("q_norm.weight"));
+            let norms = plan
+                .params
+                .iter()
+                .filter(|p| p.name.ends_with("q_norm.weight"));
             assert_eq!(biases.count(), if family == Family::Qwen2 { 6 } else { 0 });
             assert_eq!(norms.count(), if family == Family::Qwen3 { 2 } else { 0 });
             let mut session = session(&plan, 2);
@@ -71,7 +74,10 @@ fn one_process() {
         trainer.step(&batch(&plan, step)).unwrap();
     }
     let manifest = plan.manifest().hash();
-    println!("outcome {manifest} {}", trainer.session_mut().root().unwrap());
+    println!(
+        "outcome {manifest} {}",
+        trainer.session_mut().root().unwrap()
+    );
 }
 
 #[test]
@@ -79,7 +85,12 @@ fn twenty_fresh_processes_give_one_manifest_and_one_root() {
     let program = std::env::current_exe().unwrap();
     let child = || {
         let mut command = Command::new(&program);
-        command.args(["--ignored", "--exact", "engine::updates::one_process", "--nocapture"]);
+        command.args([
+            "--ignored",
+            "--exact",
+            "engine::updates::one_process",
+            "--nocapture",
+        ]);
         let output = command.output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let start = text.find("outcome ").expect("the child prints its outcome");

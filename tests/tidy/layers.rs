@@ -95,7 +95,10 @@ fn imports<'a>(file: &'a File, inside: &str) -> Vec<(usize, &'a str)> {
 /// The names at `at`: one, or the first ones of a braced list.
 fn named(code: &str, at: usize) -> Vec<(usize, &str)> {
     if !code[at..].starts_with('{') {
-        return words(&code[at..]).take(1).map(|(i, w)| (at + i, w)).collect();
+        return words(&code[at..])
+            .take(1)
+            .map(|(i, w)| (at + i, w))
+            .collect();
     }
     let (mut depth, mut fresh, mut found) = (0, true, Vec::new());
     for (i, c) in code[at..].char_indices() {

@@ -84,7 +84,10 @@ fn every_test_that_a_page_names_exists() {
     let tests = named_tests::tests_of(&files);
     for path in ["src/docs/pitfalls.md", "src/docs/architecture.md"] {
         let page = page(&files, path);
-        assert!(named_tests::named_in(page).len() >= 10, "{path} names tests");
+        assert!(
+            named_tests::named_in(page).len() >= 10,
+            "{path} names tests"
+        );
         report(&named_tests::missing_tests(page, &tests));
     }
 }

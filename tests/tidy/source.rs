@@ -157,8 +157,8 @@ pub fn tree() -> Vec<File> {
     files
 }
 
-/// Folders that hold no source: build outputs, runs, version control.
-const SKIPPED: [&str; 4] = ["target", "out", ".git", "__pycache__"];
+/// What holds no source: build outputs, runs, version control.
+const SKIPPED: [&str; 5] = ["target", "out", "wip", ".git", "__pycache__"];
 
 fn walk(root: &Path, folder: &Path, files: &mut Vec<File>) {
     let entries = std::fs::read_dir(folder).expect("a readable folder");
@@ -166,10 +166,11 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<File>) {
     paths.sort();
     for path in paths {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if SKIPPED.contains(&name.as_ref()) {
+            continue;
+        }
         if path.is_dir() {
-            if !SKIPPED.contains(&name.as_ref()) {
-                walk(root, &path, files);
-            }
+            walk(root, &path, files);
         } else if let Ok(text) = std::fs::read_to_string(&path) {
             let relative = path.strip_prefix(root).expect("below the root");
             files.push(File::new(relative.to_string_lossy(), text));

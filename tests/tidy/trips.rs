@@ -17,18 +17,37 @@ fn lines(rule: impl Fn(&File) -> Vec<Fault>, path: &str, text: &str) -> Vec<usiz
 #[test]
 fn an_import_from_above_trips() {
     let check = |path, text| lines(layers::check, path, text);
-    assert_eq!(check("src/error/data.rs", "\nuse crate::shape::Shape;"), NONE);
+    assert_eq!(
+        check("src/error/data.rs", "\nuse crate::shape::Shape;"),
+        NONE
+    );
     assert_eq!(check("src/error/data.rs", "\nuse crate::op::Op;"), [2]);
     let grouped = "use crate::{\n    error::Error,\n    engine::{Hyper, Trainer},\n};";
     assert_eq!(check("src/io/recipe.rs", grouped), [3]);
-    assert_eq!(check("src/model/decoder.rs", "use crate::cpu::CpuBackend;"), [1]);
-    assert_eq!(check("src/model/decoder.rs", "use crate::backend::Backend;"), [1]);
+    assert_eq!(
+        check("src/model/decoder.rs", "use crate::cpu::CpuBackend;"),
+        [1]
+    );
+    assert_eq!(
+        check("src/model/decoder.rs", "use crate::backend::Backend;"),
+        [1]
+    );
     assert_eq!(check("src/cuda/arena.rs", "use crate::cpu::arena;"), [1]);
     assert_eq!(check("src/cpu/arena.rs", "use crate::cuda::arena;"), [1]);
-    assert_eq!(check("src/cpu/arena.rs", "use super::super::engine::Hyper;"), [1]);
+    assert_eq!(
+        check("src/cpu/arena.rs", "use super::super::engine::Hyper;"),
+        [1]
+    );
     assert_eq!(check("src/grad.rs", "use super::engine::Hyper;"), [1]);
-    assert_eq!(check("src/cpu/arena.rs", "// use crate::engine::Hyper;"), NONE);
-    assert_eq!(check("src/attic/old.rs", ""), [1], "a module without a layer");
+    assert_eq!(
+        check("src/cpu/arena.rs", "// use crate::engine::Hyper;"),
+        NONE
+    );
+    assert_eq!(
+        check("src/attic/old.rs", ""),
+        [1],
+        "a module without a layer"
+    );
 }
 
 #[test]
@@ -65,10 +84,21 @@ fn unsafe_in_the_wrong_place_or_without_proof_trips() {
     let check = |path, text| lines(rules::unsafe_code, path, text);
     assert_eq!(check("src/cpu/simd.rs", proven), NONE);
     assert_eq!(check("src/cpu/simd.rs", bare), [2]);
+    let later = "// SAFETY: inside.\nlet x =\n    unsafe { f() };\nlet y =\n    unsafe { f() };";
+    assert_eq!(check("src/cpu/simd.rs", later), [5]);
     assert_eq!(check("src/cpu/arena.rs", proven), [2]);
-    assert_eq!(check("src/cpu/simd.rs", "/// # Safety\n/// Needs AVX2.\nunsafe fn f() {}"), NONE);
+    assert_eq!(
+        check(
+            "src/cpu/simd.rs",
+            "/// # Safety\n/// Needs AVX2.\nunsafe fn f() {}"
+        ),
+        NONE
+    );
     assert_eq!(check("src/cpu/simd.rs", "/// Fast.\nunsafe fn f() {}"), [2]);
-    assert_eq!(check("src/cpu/arena.rs", "#![deny(unsafe_code)] // unsafe"), NONE);
+    assert_eq!(
+        check("src/cpu/arena.rs", "#![deny(unsafe_code)] // unsafe"),
+        NONE
+    );
 }
 
 #[test]
@@ -84,13 +114,21 @@ fn the_clock_and_the_environment_trip() {
 #[test]
 fn names_that_say_nothing_trip() {
     let check = |path, text| lines(rules::empty_names, path, text);
-    for bad in ["fn read_helper() {}", "struct ArenaManager;", "let inner = 1;", "fn f_v2() {}"] {
+    for bad in [
+        "fn read_helper() {}",
+        "struct ArenaManager;",
+        "let inner = 1;",
+        "fn f_v2() {}",
+    ] {
         assert_eq!(check("src/a.rs", bad), [1], "{bad}");
     }
     assert_eq!(check("src/a.rs", "fn f(which: usize) {}"), [1]);
     assert_eq!(check("src/a.rs", "fn new_full() {}"), [1]);
     assert_eq!(check("src/utils.rs", ""), [1]);
-    assert_eq!(check("src/a.rs", "let x = cell.into_inner(); // the inner loop"), NONE);
+    assert_eq!(
+        check("src/a.rs", "let x = cell.into_inner(); // the inner loop"),
+        NONE
+    );
 }
 
 #[test]
@@ -115,19 +153,28 @@ fn an_op_without_a_file_trips() {
     let missing = ["src/op/mod.rs", "src/op/clip.rs", "src/cpu/bias.rs"];
     assert_eq!(rules::op_files(&missing).len(), 1);
     let half = ["src/op/clip.rs", "src/cpu/clip.rs", "src/cuda/graph.rs"];
-    assert_eq!(rules::op_files(&half)[0].what, "the op has no src/cuda/clip.rs");
+    assert_eq!(
+        rules::op_files(&half)[0].what,
+        "the op has no src/cuda/clip.rs"
+    );
 }
 
 #[test]
 fn a_test_that_does_not_exist_trips() {
     let source = "#[cfg(test)]\nmod tests {\n    #[test]\n    fn it_holds() {}\n}";
     let suite = "#[test]\nfn it_steps() {}";
-    let files = [file("src/cpu/clip.rs", source), file("tests/engine/steps.rs", suite)];
+    let files = [
+        file("src/cpu/clip.rs", source),
+        file("tests/engine/steps.rs", suite),
+    ];
     let tests = named_tests::tests_of(&files);
     let page = "`cpu::clip::tests::it_holds` `engine::steps::it_steps` `Engine::new`";
     assert!(named_tests::missing_tests(&file("a.md", page), &tests).is_empty());
     let page = "one\n`cpu::clip::it_holds`";
-    assert_eq!(named_tests::missing_tests(&file("a.md", page), &tests)[0].line, 2);
+    assert_eq!(
+        named_tests::missing_tests(&file("a.md", page), &tests)[0].line,
+        2
+    );
 }
 
 #[test]
