@@ -2,6 +2,7 @@
 
 mod engine;
 mod ops;
+mod programs;
 mod snapshots;
 mod tidy;
 mod types;

@@ -194,7 +194,7 @@ impl GoldenFile {
     }
 
     fn lines(&mut self, lines: &mut Lines) -> Result<(), GoldenError> {
-        while let Some((number, line)) = lines.lines.next() {
+        for (number, line) in lines.lines.by_ref() {
             let words: Vec<&str> = line.split(' ').collect();
             let known = match words.first() {
                 Some(&"step") => step_line(&words).map(|l| self.steps.push(l)),
