@@ -4,6 +4,7 @@ pub mod backend;
 pub mod cli;
 pub mod cpu;
 pub mod data;
+pub mod docs;
 pub mod engine;
 pub mod error;
 pub mod golden;

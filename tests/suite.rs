@@ -3,3 +3,7 @@
 mod cli;
 mod engine;
 mod ops;
+mod programs;
+mod snapshots;
+mod tidy;
+mod types;
