@@ -1,7 +1,26 @@
 //! The command line: one file a subcommand. Only here are the environment and the clock read.
 
+/// A line of results on standard output; a reader that goes away is no reason to panic.
+macro_rules! say {
+    ($($text:tt)*) => { super::output::line(format_args!($($text)*)) };
+}
+
+mod bench;
+mod bless;
+mod cuda_probe;
 mod device;
+mod diff;
+mod doctor;
+mod eval;
+mod generate;
+mod inspect;
+mod machine;
+mod output;
+mod parity;
+mod progress;
+mod recipe_options;
 mod train;
+mod verify;
 
 use clap::{Parser, Subcommand};
 
@@ -25,12 +44,31 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Train a recipe
+    /// Train a recipe's model
     Train(train::Train),
+    /// Evaluate a model on the data that a recipe sets aside
+    Eval(eval::Eval),
+    /// Continue a prompt with a model folder
+    Generate(generate::Generate),
+    /// Print what a step is made of: parameters, program, memory, manifest
+    Inspect(inspect::Inspect),
+    /// Run the recipes of goldens again and compare every bit
+    Verify(verify::Verify),
+    /// Write or replace the golden of a recipe, with the reason
+    Bless(bless::Bless),
+    /// Show the first differences of two goldens or two manifests
+    Diff(diff::Diff),
+    /// Hold a recorded PyTorch run against the same run here
+    Parity(parity::Parity),
+    /// Say what this machine has and which numeric domains it can prove
+    Doctor(doctor::Doctor),
+    /// Measure the step of a recipe
+    Bench(bench::Bench),
 }
 
 /// Runs the command line; the returned code is the process's.
 pub fn main() -> ExitCode {
+    let start = std::time::Instant::now();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -44,6 +82,15 @@ pub fn main() -> ExitCode {
     };
     let outcome = match arguments.command {
         Command::Train(command) => command.run(),
+        Command::Eval(command) => command.run(),
+        Command::Generate(command) => command.run(),
+        Command::Inspect(command) => command.run(),
+        Command::Verify(command) => command.run(),
+        Command::Bless(command) => command.run(),
+        Command::Diff(command) => command.run(),
+        Command::Parity(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+        Command::Bench(command) => command.run(start),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error}");

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::arena::Operands;
 use super::context::CpuContext;
 use super::rows::expect_len;
-use super::simd::{Task, dispatch};
+use super::simd::{SimdPath, Task, dispatch};
 use crate::error::DeviceError;
 use crate::num;
 use crate::num::lanes::{lane_max, lane_reduce_rows};
@@ -79,6 +79,31 @@ impl Rows<'_> {
         let scored = target != IGNORE && (0..self.vocab_size as i64).contains(&i64::from(target));
         scored.then_some(target as usize)
     }
+
+    /// Writes loss and hit of a row; gives the target and `lse` of a row that is scored.
+    fn score(
+        &self,
+        path: SimdPath,
+        row: usize,
+        logits: &[f32],
+        (loss, hit): (&mut f32, &mut u32),
+    ) -> Option<(usize, f32)> {
+        let target = self.target(row);
+        let result = target.map(|target| {
+            let weight = self.weights[row];
+            dispatch(
+                path,
+                RowLoss {
+                    logits,
+                    target,
+                    weight,
+                },
+            )
+        });
+        *loss = result.as_ref().map_or(0.0, |r| r.loss);
+        *hit = result.as_ref().map_or(0, |r| r.hit);
+        target.zip(result.map(|r| r.lse))
+    }
 }
 
 /// Loss and hit of every row, and the gradient in place where the op asks for it.
@@ -108,23 +133,6 @@ pub fn forward(
         .par_iter_mut()
         .zip(row_hit.par_iter_mut())
         .enumerate();
-    let score = |row: usize, logits: &[f32], (loss, hit): (&mut f32, &mut u32)| {
-        let target = rows.target(row);
-        let result = target.map(|target| {
-            let weight = rows.weights[row];
-            dispatch(
-                path,
-                RowLoss {
-                    logits,
-                    target,
-                    weight,
-                },
-            )
-        });
-        *loss = result.as_ref().map_or(0.0, |r| r.loss);
-        *hit = result.as_ref().map_or(0, |r| r.hit);
-        target.zip(result.map(|r| r.lse))
-    };
     match op.after {
         LogitsAfter::Kept => {
             let logits: &[f32] = operands.read(3)?;
@@ -133,7 +141,7 @@ pub fn forward(
                 outputs
                     .zip(logits.par_chunks(op.vocab_size))
                     .for_each(|((row, out), logits)| {
-                        score(row, logits, out);
+                        rows.score(path, row, logits, out);
                     });
             });
         }
@@ -142,21 +150,23 @@ pub fn forward(
             expect_len("logits", op.rows * op.vocab_size, logits.len())?;
             let all = outputs.zip(logits.par_chunks_mut(op.vocab_size));
             context.run(|| {
-                all.for_each(|((row, out), logits)| match score(row, logits, out) {
-                    None => logits.fill(0.0),
-                    Some((target, lse)) => {
-                        let factor = rows.weights[row] * rows.inv_normaliser;
-                        dispatch(
-                            path,
-                            RowGrad {
-                                logits,
-                                target,
-                                lse,
-                                factor,
-                            },
-                        );
-                    }
-                });
+                all.for_each(
+                    |((row, out), logits)| match rows.score(path, row, logits, out) {
+                        None => logits.fill(0.0),
+                        Some((target, lse)) => {
+                            let factor = rows.weights[row] * rows.inv_normaliser;
+                            dispatch(
+                                path,
+                                RowGrad {
+                                    logits,
+                                    target,
+                                    lse,
+                                    factor,
+                                },
+                            );
+                        }
+                    },
+                );
             });
         }
     }

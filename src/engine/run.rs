@@ -63,29 +63,62 @@ impl<B: Backend> Run<B> {
         Ok(self.trainer.step_observed(&batch, observer)?)
     }
 
-    /// Loss and hits over batches, weighted by their scored targets: (mean loss, hits, scored).
+    /// Loss and hits over the validation split.
     ///
     /// # Errors
-    /// Data that cannot be read; a device fault.
-    pub fn evaluate<E>(
+    /// A recipe that sets nothing aside; data that cannot be read; a device fault.
+    pub fn validate(&mut self) -> Result<Validation, Error> {
+        let data = &self.recipe.data;
+        let mut batches = self.loader.validation_batches(data.batch, data.seq_len)?;
+        let mut found = Validation::default();
+        batches.try_for_each(|batch| found.add(&mut self.trainer, &batch?))?;
+        Ok(found)
+    }
+}
+
+/// What was found over several batches, each weighted by its scored targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Validation {
+    loss_sum: f64,
+    /// Scored targets whose logit is the row's maximum.
+    pub hits: usize,
+    /// Targets that were scored.
+    pub scored: usize,
+}
+
+impl Validation {
+    /// Evaluates one more batch; one without a scored target adds nothing.
+    ///
+    /// # Errors
+    /// A batch that does not fit; a device fault.
+    pub fn add<B: Backend>(
         &mut self,
-        batches: impl Iterator<Item = Result<Batch, E>>,
-    ) -> Result<(f64, usize, usize), Error>
-    where
-        Error: From<E>,
-    {
-        let (mut loss, mut hits, mut scored) = (0.0, 0, 0);
-        for batch in batches {
-            let batch = batch?;
-            if batch.active_targets() == 0 {
-                continue;
-            }
-            let found = self.trainer.evaluate(&batch)?;
-            loss += f64::from(found.loss) * found.scored as f64;
-            hits += found.hits;
-            scored += found.scored;
+        trainer: &mut Trainer<B>,
+        batch: &Batch,
+    ) -> Result<(), Error> {
+        if batch.active_targets() == 0 {
+            return Ok(());
         }
-        Ok((loss / scored.max(1) as f64, hits, scored))
+        let found = trainer.evaluate(batch)?;
+        self.loss_sum += f64::from(found.loss) * found.scored as f64;
+        self.hits += found.hits;
+        self.scored += found.scored;
+        Ok(())
+    }
+
+    /// The mean loss over the scored targets, in nats.
+    pub fn loss(&self) -> f64 {
+        self.loss_sum / self.scored.max(1) as f64
+    }
+
+    /// `exp(loss)`.
+    pub fn perplexity(&self) -> f64 {
+        libm::exp(self.loss())
+    }
+
+    /// The share of scored targets whose logit is the row's maximum.
+    pub fn accuracy(&self) -> f64 {
+        self.hits as f64 / self.scored.max(1) as f64
     }
 }
 

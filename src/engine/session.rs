@@ -1,5 +1,6 @@
 //! An engine in any state, for callers that cannot be generic over it: the command line, bindings.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::hyper::Hyper;
@@ -10,7 +11,7 @@ use super::step::{Core, Evaluation, Observe, Progress, StepReport, root};
 use crate::backend::{Backend, DeviceInfo, Execution};
 use crate::data::Batch;
 use crate::error::{CaptureError, DeviceError, StepError};
-use crate::layout::PlacedCall;
+use crate::layout::{PlacedCall, Region};
 use crate::manifest::Manifest;
 use crate::op::{Op, Slot};
 use crate::plan::{Plan, ProgramKind};
@@ -121,15 +122,50 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A batch that does not fit; a device fault.
     pub fn logits(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Vec<f32>, StepError> {
+        self.logits_of(0..self.core().plan.tokens(), batch, hyper)
+    }
+
+    /// The logits of some positions of a batch, counted row-major, `[positions, vocab_size]`.
+    ///
+    /// # Errors
+    /// Positions beyond the batch, a batch that does not fit, a device fault.
+    pub fn logits_of(
+        &mut self,
+        positions: Range<usize>,
+        batch: &Batch,
+        hyper: &Hyper,
+    ) -> Result<Vec<f32>, StepError> {
         let plan = &self.core().plan;
-        let vocab_size = plan.vocab_size;
+        if positions.end > plan.tokens() {
+            return Err(StepError::TensorSize {
+                name: "logits".to_owned(),
+                expected: plan.tokens(),
+                found: positions.end,
+            });
+        }
         let mut reader = LogitsReader {
             chunks: plan.logits.clone(),
-            vocab_size,
-            logits: vec![0.0; plan.tokens() * vocab_size],
+            vocab_size: plan.vocab_size,
+            logits: vec![0.0; positions.len() * plan.vocab_size],
+            positions,
         };
         self.evaluate_observed(batch, hyper, Some(&mut reader))?;
         Ok(reader.logits)
+    }
+
+    /// For each position of the last batch evaluated, whether its target had the greatest logit;
+    /// `[batch · seq_len]`, false where nothing is scored.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn row_hits(&mut self) -> Result<Vec<bool>, DeviceError> {
+        let core = self.core_mut();
+        let mut hits = vec![0u32; core.plan.tokens()];
+        let region = core.plan.layout.region(core.plan.outputs.row_hit);
+        let bytes = bytemuck::cast_slice_mut(&mut hits);
+        let read = core.backend.read(&core.arena, region, bytes);
+        core.guarded(read)?;
+        Ok(hits.into_iter().map(|hit| hit != 0).collect())
     }
 
     fn evaluate_observed(
@@ -327,10 +363,11 @@ fn settle<B: Backend, S: State, T: State>(
     }
 }
 
-/// Copies each chunk of logits while it exists.
+/// Copies the logits of some positions while their chunk exists.
 struct LogitsReader {
     chunks: Vec<(Slot, usize)>,
     vocab_size: usize,
+    positions: Range<usize>,
     logits: Vec<f32>,
 }
 
@@ -346,10 +383,19 @@ impl<B: Backend> Observe<B> for LogitsReader {
         if let (Op::Matmul(op), Some((slot, start))) = (&call.call.op, next)
             && call.call.writes[0] == slot
         {
-            let from = start * self.vocab_size;
-            let rows = &mut self.logits[from..from + op.rows * self.vocab_size];
-            backend.read(arena, call.writes[0], bytemuck::cast_slice_mut(rows))?;
             self.chunks.remove(0);
+            let wanted = &self.positions;
+            let (from, to) = (wanted.start.max(start), wanted.end.min(start + op.rows));
+            if from < to {
+                let row_bytes = self.vocab_size * size_of::<f32>();
+                let region = Region {
+                    offset: call.writes[0].offset + (from - start) * row_bytes,
+                    bytes: (to - from) * row_bytes,
+                };
+                let first = (from - wanted.start) * self.vocab_size;
+                let rows = &mut self.logits[first..first + (to - from) * self.vocab_size];
+                backend.read(arena, region, bytemuck::cast_slice_mut(rows))?;
+            }
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The call a training loop uses: `step`, which warms up, captures and proves by itself.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::hyper::Hyper;
@@ -77,7 +78,9 @@ impl<B: Backend> Trainer<B> {
         self.session_mut().load(source)
     }
 
-    /// One step over a batch. The step after the last warm-up step captures and proves first.
+    /// One step over a batch. The step after the last warm-up step captures and proves first; when
+    /// that step is one that is dropped, a proof would show nothing, so it runs eagerly and warm-up
+    /// begins again.
     ///
     /// # Errors
     /// A batch of the wrong shape, a token outside the vocabulary, a hyperparameter that is not a
@@ -121,6 +124,19 @@ impl<B: Backend> Trainer<B> {
     pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, StepError> {
         let hyper = self.hyper;
         self.session_mut().logits(batch, &hyper)
+    }
+
+    /// The logits of some positions of a batch, counted row-major, `[positions, vocab_size]`.
+    ///
+    /// # Errors
+    /// Positions beyond the batch, a batch that does not fit, a device fault.
+    pub fn logits_of(
+        &mut self,
+        positions: Range<usize>,
+        batch: &Batch,
+    ) -> Result<Vec<f32>, StepError> {
+        let hyper = self.hyper;
+        self.session_mut().logits_of(positions, batch, &hyper)
     }
 
     /// Sets the learning rate of the next step; nothing is captured again.
@@ -169,6 +185,10 @@ impl<B: Backend> Trainer<B> {
             };
             let (session, outcome) = session.advance(batch, &hyper);
             self.session = Some(session);
+            if let Err(CaptureError::ProofStepDropped { .. }) = outcome {
+                self.thaw();
+                return Ok(());
+            }
             outcome?;
         }
         Ok(())

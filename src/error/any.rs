@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::{
     CaptureError, CheckpointError, ConfigError, DataError, DeviceError, ExitCode, GoldenError,
-    PlanError, StepError,
+    ParityError, PlanError, RunError, StepError,
 };
 
 /// Any error of the crate.
@@ -26,7 +26,11 @@ pub enum Error {
     #[error(transparent)]
     Step(#[from] StepError),
     #[error(transparent)]
+    Run(#[from] RunError),
+    #[error(transparent)]
     Golden(#[from] GoldenError),
+    #[error(transparent)]
+    Parity(#[from] ParityError),
 }
 
 impl Error {
@@ -34,17 +38,24 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Error::Config(_) | Error::Plan(_) => ExitCode::Usage,
-            Error::Data(_) | Error::Checkpoint(_) => ExitCode::Data,
+            Error::Data(_) | Error::Checkpoint(_) | Error::Parity(_) => ExitCode::Data,
             Error::Device(_) | Error::Capture(_) => ExitCode::Device,
             Error::Step(StepError::Batch(_)) => ExitCode::Data,
-            Error::Step(StepError::Hyperparameter { .. } | StepError::UnknownTensor { .. }) => {
-                ExitCode::Usage
-            }
+            Error::Step(
+                StepError::Hyperparameter { .. }
+                | StepError::UnknownTensor { .. }
+                | StepError::ElementIndex { .. },
+            ) => ExitCode::Usage,
             Error::Step(_) => ExitCode::Device,
+            Error::Run(run) => run.exit_code(),
             Error::Golden(golden) => match golden {
                 GoldenError::RefusedInCi
                 | GoldenError::NoReason
-                | GoldenError::TraceTooLong { .. } => ExitCode::Usage,
+                | GoldenError::TraceTooLong { .. }
+                | GoldenError::FlipText { .. }
+                | GoldenError::FlipStep { .. }
+                | GoldenError::DifferentKinds { .. } => ExitCode::Usage,
+                GoldenError::Unprovable { .. } => ExitCode::Device,
                 _ => ExitCode::Data,
             },
         }

@@ -56,4 +56,30 @@ pub enum GoldenError {
     /// No reason was given.
     #[error("bless needs a reason: --because \"why these bits are right\"")]
     NoReason,
+    /// The golden belongs to a numeric domain whose bits this build cannot produce.
+    #[error(
+        "{path}: domain {found} cannot be proven by this build, which proves {expected}; nothing was compared"
+    )]
+    Unprovable {
+        path: String,
+        expected: &'static str,
+        found: String,
+    },
+    /// The text of a flip is not what `--flip` takes.
+    #[error("flip {found:?}: expected STEP:TENSOR:INDEX:BIT, BIT from 0 to 31")]
+    FlipText { found: String },
+    /// A flip before a step that the golden does not cover would show nothing.
+    #[error("flip before step {found}: expected a step from 0 to {last}")]
+    FlipStep { last: u64, found: u64 },
+    /// A file to compare is neither a golden nor a manifest.
+    #[error("{path} is neither a golden nor a manifest")]
+    UnknownKind { path: String },
+    /// The two files to compare are of different kinds.
+    #[error("{left} is a {left_kind} and {right} is a {right_kind}; expected two of one kind")]
+    DifferentKinds {
+        left: String,
+        left_kind: &'static str,
+        right: String,
+        right_kind: &'static str,
+    },
 }

@@ -12,7 +12,9 @@ mod device;
 mod exit;
 mod golden;
 mod guard;
+mod parity;
 mod plan;
+mod run;
 mod step;
 
 pub use any::Error;
@@ -24,5 +26,7 @@ pub use device::DeviceError;
 pub use exit::ExitCode;
 pub use golden::GoldenError;
 pub use guard::GuardError;
+pub use parity::ParityError;
 pub use plan::PlanError;
+pub use run::RunError;
 pub use step::StepError;

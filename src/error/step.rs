@@ -40,4 +40,11 @@ pub enum StepError {
         expected: usize,
         found: usize,
     },
+    /// An element is asked for that the tensor does not have.
+    #[error("tensor {name} has {elements} elements, expected an index below that, found {found}")]
+    ElementIndex {
+        name: String,
+        elements: usize,
+        found: usize,
+    },
 }

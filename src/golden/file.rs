@@ -17,8 +17,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use crate::engine::StepReport;
 use crate::error::GoldenError;
 use crate::num;
+use crate::op::step_values::canonical_bits;
 
 /// The version of the text form.
 pub const SCHEMA: u32 = 1;
@@ -44,6 +46,18 @@ pub struct StepLine {
     pub loss: u32,
     pub grad_norm: u32,
     pub root: blake3::Hash,
+}
+
+impl StepLine {
+    /// The line of a step that has run, with the root after it.
+    pub fn of(report: &StepReport, root: blake3::Hash) -> Self {
+        StepLine {
+            step: report.step,
+            loss: canonical_bits(report.loss),
+            grad_norm: canonical_bits(report.grad_norm),
+            root,
+        }
+    }
 }
 
 /// One tensor after the last step.
@@ -194,7 +208,7 @@ impl GoldenFile {
     }
 
     fn lines(&mut self, lines: &mut Lines) -> Result<(), GoldenError> {
-        while let Some((number, line)) = lines.lines.next() {
+        for (number, line) in lines.lines.by_ref() {
             let words: Vec<&str> = line.split(' ').collect();
             let known = match words.first() {
                 Some(&"step") => step_line(&words).map(|l| self.steps.push(l)),
@@ -323,3 +337,7 @@ impl Lines<'_> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

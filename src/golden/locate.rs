@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::compare::{Element, FirstDifference, OpPlace};
-use super::file::{GoldenFile, OpLine};
+use super::file::{GoldenFile, OpLine, StepLine};
 use super::record::{Departure, Trace};
 use crate::backend::Backend;
 use crate::cpu::CpuBackend;
@@ -36,13 +36,12 @@ pub fn locate<B: Backend>(
         reference.step(None)?;
     }
     let clean = reference.trainer.session_mut().snapshot()?;
-    let expected = traced_step(&mut reference, &clean)?;
-    let root = reference.trainer.session_mut().root()?;
-    if golden.steps.get(step as usize).map(|s| s.root) != Some(root) {
+    let (expected, line) = traced_step(&mut reference, &clean)?;
+    if golden.steps.get(step as usize) != Some(&line) {
         difference.note =
             "an independent run on this machine does not give the golden's bits either: \
-            code, recipe or contract differ from those the golden was blessed with; a golden holds \
-            digests, so the element cannot be known here"
+            code, recipe or contract differ from those the golden was blessed with, or the golden \
+            was edited; it holds digests, so the element cannot be known here"
                 .into();
         return Ok(());
     }
@@ -50,7 +49,7 @@ pub fn locate<B: Backend>(
     let plan = run.trainer.session().plan().clone();
     let before_step = first_element(&plan, &clean, &departure.before);
     // The step again from where this run started it, op by op, on the run's own device.
-    let found = traced_step(run, &departure.before)?;
+    let (found, _) = traced_step(run, &departure.before)?;
     let op = expected
         .iter()
         .zip(&found)
@@ -110,8 +109,11 @@ fn open_reference<B: Backend>(run: &Run<B>) -> Result<Run<CpuBackend>, Error> {
     Run::open(recipe, CpuBackend::new(CpuContext::new(path, 1)?))
 }
 
-/// Runs one step from a snapshot, eagerly, with the digests of all outputs.
-fn traced_step<B: Backend>(run: &mut Run<B>, from: &Snapshot) -> Result<Vec<OpLine>, Error> {
+/// Runs one step from a snapshot, eagerly: the digests of all outputs, and the step's line.
+fn traced_step<B: Backend>(
+    run: &mut Run<B>,
+    from: &Snapshot,
+) -> Result<(Vec<OpLine>, StepLine), Error> {
     run.trainer.thaw();
     run.trainer.session_mut().restore(from)?;
     let plan = run.trainer.session().plan().clone();
@@ -120,8 +122,9 @@ fn traced_step<B: Backend>(run: &mut Run<B>, from: &Snapshot) -> Result<Vec<OpLi
         step: from.progress.taken,
         lines: Vec::new(),
     };
-    run.step(Some(&mut trace))?;
-    Ok(trace.lines)
+    let report = run.step(Some(&mut trace))?;
+    let root = run.trainer.session_mut().root()?;
+    Ok((trace.lines, StepLine::of(&report, root)))
 }
 
 /// The bytes of the output that `line` names, from a step that starts at `from`.

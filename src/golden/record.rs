@@ -11,7 +11,6 @@ use crate::engine::step::Observe;
 use crate::error::{DeviceError, Error, GoldenError, StepError};
 use crate::layout::PlacedCall;
 use crate::op::Access;
-use crate::op::step_values::canonical_bits;
 use crate::plan::Plan;
 
 /// Snapshots are kept while they are at most this large.
@@ -72,12 +71,8 @@ pub fn record<B: Backend>(
         let traced = step < settings.trace_steps;
         let report = run.step(traced.then_some(&mut trace as &mut dyn Observe<B>))?;
         golden.ops.append(&mut trace.lines);
-        golden.steps.push(StepLine {
-            step,
-            loss: canonical_bits(report.loss),
-            grad_norm: canonical_bits(report.grad_norm),
-            root: run.trainer.session_mut().root()?,
-        });
+        let root = run.trainer.session_mut().root()?;
+        golden.steps.push(StepLine::of(&report, root));
         let expected = against.and_then(|g| g.steps.get(step as usize));
         if let (Some(before), Some(expected)) = (before, expected)
             && golden.steps.last() != Some(expected)

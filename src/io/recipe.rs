@@ -260,12 +260,26 @@ impl Recipe {
     /// [`ConfigError::Override`] when the text is not `key=value`; otherwise as
     /// [`Recipe::from_toml`].
     pub fn set(&mut self, text: &str) -> Result<(), ConfigError> {
+        self.set_all([text])
+    }
+
+    /// Applies several overrides at once, as [`Recipe::set`] does one: only the outcome has to fit,
+    /// so two keys that depend on each other can change together. Later ones win.
+    ///
+    /// # Errors
+    /// As [`Recipe::set`]; none is applied then.
+    pub fn set_all<'a>(
+        &mut self,
+        texts: impl IntoIterator<Item = &'a str>,
+    ) -> Result<(), ConfigError> {
         let mut origin = self.origin.clone();
         // Fields changed in memory since the recipe was read are not in what was written.
         if recipe_check::build(origin.clone()).as_ref().ok() != Some(self) {
             origin.written = self.table()?;
         }
-        recipe_check::put(&mut origin.written, text, &origin.file)?;
+        for text in texts {
+            recipe_check::put(&mut origin.written, text, &origin.file)?;
+        }
         *self = recipe_check::build(origin)?;
         Ok(())
     }

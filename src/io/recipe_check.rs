@@ -308,11 +308,6 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
         let expected = Expected::DivisorOf { key, value };
         return fault("data.grain", expected, data.grain as u64);
     }
-    if recipe.schedule.warmup > recipe.steps {
-        let (key, value) = ("steps", recipe.steps);
-        let expected = Expected::AtMost { key, value };
-        return fault("schedule.warmup", expected, recipe.schedule.warmup);
-    }
     if recipe.golden.trace_steps > recipe.golden.steps {
         let (key, value) = ("golden.steps", recipe.golden.steps);
         let expected = Expected::AtMost { key, value };

@@ -143,6 +143,25 @@ fn overrides_take_effect_and_defaults_follow_them() {
 }
 
 #[test]
+fn overrides_that_depend_on_each_other_change_together() {
+    let mut recipe = small();
+    assert!(recipe.set("golden.trace_steps=90").is_err());
+    recipe
+        .set_all(["golden.trace_steps=90", "golden.steps=100", "golden.steps=120"])
+        .expect("the outcome fits");
+    assert_eq!((recipe.golden.trace_steps, recipe.golden.steps), (90, 120));
+    assert!(
+        recipe
+            .set_all(["golden.steps=200", "golden.trace_steps=300"])
+            .is_err()
+    );
+    assert_eq!(
+        recipe.golden.steps, 120,
+        "none is applied when the outcome does not fit"
+    );
+}
+
+#[test]
 fn an_override_keeps_what_was_changed_in_memory() {
     let mut recipe = small();
     recipe.seed = 77;
@@ -246,7 +265,7 @@ fn values_out_of_range_name_key_expected_and_found() {
         ("data.validation=0.6", "data.validation"),
         ("data.tokenizer=\"\"", "data.tokenizer"),
         ("schedule.kind=step", "schedule.kind"),
-        ("schedule.warmup=41", "schedule.warmup"),
+        ("schedule.warmup=-1", "schedule.warmup"),
         ("schedule.floor=1.5", "schedule.floor"),
         ("precision.domain=f64", "precision.domain"),
         ("checkpoint.save_model=yes", "checkpoint.save_model"),

@@ -168,41 +168,12 @@ impl Decoder {
             bias,
         };
         program.call(product, reads, vec![qkv]);
-        let table = inputs.derived(ROPE_TABLE)?;
-        let seq_len = inputs.seq_len;
-        if c.family == Family::Qwen3 {
-            let rotated = program.activation(local("qkv_rotated"), [rows, heads.columns()]);
-            let rstd = program.activation(local("qk_rstd"), [rows, heads.rotated()]);
-            let op = QkNormRope {
-                rows,
-                seq_len,
-                heads,
-                eps: c.rms_norm_eps as f32,
-            };
-            let reads = vec![
-                qkv,
-                weight("q_norm.weight")?,
-                weight("k_norm.weight")?,
-                table,
-            ];
-            program.call(op, reads, vec![rotated, rstd]);
-            qkv = rotated;
-        } else {
-            program.call(
-                Rope {
-                    rows,
-                    seq_len,
-                    heads,
-                },
-                vec![table],
-                vec![qkv],
-            );
-        }
+        qkv = self.rotate(program, params, inputs, (layer, qkv))?;
         let o = program.activation(local("attention"), [rows, heads.query_columns()]);
         let lse = program.activation(local("lse"), [rows, heads.n_heads]);
         let shape = AttentionShape {
             batch: inputs.batch,
-            seq_len,
+            seq_len: inputs.seq_len,
             heads,
         };
         program.call(Attention { shape }, vec![qkv], vec![o, lse]);
@@ -215,6 +186,46 @@ impl Decoder {
         };
         program.call(product, vec![o, weight("o_proj.weight")?], vec![y]);
         Ok(y)
+    }
+
+    /// Positions for queries and keys, with the head norms where the family has them.
+    fn rotate(
+        &self,
+        program: &mut ProgramBuilder,
+        params: &ParamSlots,
+        inputs: &StepInputs,
+        (layer, qkv): (usize, Slot),
+    ) -> Result<Slot, PlanError> {
+        let c = &self.config;
+        let (rows, heads, seq_len) = (inputs.rows(), self.heads(), inputs.seq_len);
+        let table = inputs.derived(ROPE_TABLE)?;
+        if c.family != Family::Qwen3 {
+            let op = Rope {
+                rows,
+                seq_len,
+                heads,
+            };
+            program.call(op, vec![table], vec![qkv]);
+            return Ok(qkv);
+        }
+        let weight = |suffix: &str| params.get(&format!("model.layers.{layer}.self_attn.{suffix}"));
+        let local = |what: &str| format!("layers.{layer}.{what}");
+        let rotated = program.activation(local("qkv_rotated"), [rows, heads.columns()]);
+        let rstd = program.activation(local("qk_rstd"), [rows, heads.rotated()]);
+        let op = QkNormRope {
+            rows,
+            seq_len,
+            heads,
+            eps: c.rms_norm_eps as f32,
+        };
+        let reads = vec![
+            qkv,
+            weight("q_norm.weight")?,
+            weight("k_norm.weight")?,
+            table,
+        ];
+        program.call(op, reads, vec![rotated, rstd]);
+        Ok(rotated)
     }
 
     fn mlp(

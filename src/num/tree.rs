@@ -116,7 +116,7 @@ const SHORTEST_PIECE: usize = 128;
 
 /// Tokens a piece of a weight gradient with `outputs` elements over grains of `grain` tokens.
 ///
-/// The number of pieces is the power of two that brings pieces × outputs to [`OUTPUTS_IN_FLIGHT`],
+/// The number of pieces is the power of two that brings pieces × outputs to `OUTPUTS_IN_FLIGHT`,
 /// so a small gradient is cut finely and a large one is a single chain.
 pub fn weight_piece(grain: usize, outputs: usize) -> usize {
     let wanted = OUTPUTS_IN_FLIGHT

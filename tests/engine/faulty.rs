@@ -48,8 +48,8 @@ impl Backend for Faulty {
         self.cpu.info()
     }
 
-    fn allocate(&self, layout: &Layout) -> Result<CpuArena, DeviceError> {
-        self.cpu.allocate(layout)
+    fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<CpuArena, DeviceError> {
+        self.cpu.allocate(layout, calls)
     }
 
     fn arena_id(&self, arena: &CpuArena) -> ArenaId {

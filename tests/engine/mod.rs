@@ -6,3 +6,4 @@ mod faulty;
 mod independence;
 mod states;
 mod steps;
+mod updates;

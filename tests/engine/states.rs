@@ -199,8 +199,8 @@ fn a_graph_of_another_arena_is_refused() {
     let calls = plan
         .layout
         .place(plan.calls(bitstep::plan::ProgramKind::Evaluate));
-    let mut first = backend.allocate(&plan.layout).unwrap();
-    let second = backend.allocate(&plan.layout).unwrap();
+    let mut first = backend.allocate(&plan.layout, &[]).unwrap();
+    let second = backend.allocate(&plan.layout, &[]).unwrap();
     let graph = backend.capture(&mut first, &calls).unwrap();
     assert_eq!(backend.check_graph(&first, &graph), Ok(()));
     let refused = backend.check_graph(&second, &graph).unwrap_err();
@@ -211,7 +211,7 @@ fn a_graph_of_another_arena_is_refused() {
 fn a_call_outside_the_arena_is_refused_at_capture() {
     let plan = plan(PlanConfig::of(2, 6));
     let backend = cpu(1);
-    let mut arena = backend.allocate(&plan.layout).unwrap();
+    let mut arena = backend.allocate(&plan.layout, &[]).unwrap();
     let mut calls = plan
         .layout
         .place(plan.calls(bitstep::plan::ProgramKind::Step));
@@ -231,7 +231,7 @@ fn everything_can_be_dropped_in_every_order() {
         .layout
         .place(plan.calls(bitstep::plan::ProgramKind::Evaluate));
     for order in 0..6 {
-        let mut arena = backend.allocate(&plan.layout).unwrap();
+        let mut arena = backend.allocate(&plan.layout, &[]).unwrap();
         let graph = backend.capture(&mut arena, &calls).unwrap();
         let engine = Engine::new(backend.clone(), plan.clone()).unwrap();
         match order {

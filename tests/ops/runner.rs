@@ -239,8 +239,8 @@ impl<B: Backend + Send + Sync> Device for B {
             writes: case.writes.iter().map(&mut add).collect(),
         };
         let layout = Layout::plan(&slots, &[]);
-        let mut arena = self.allocate(&layout)?;
         let [placed]: [PlacedCall; 1] = layout.place(&[call]).try_into().expect("one call");
+        let mut arena = self.allocate(&layout, std::slice::from_ref(&placed))?;
         let regions = placed.reads.iter().chain(&placed.writes);
         for (&region, values) in regions.zip(case.reads.iter().chain(&case.writes)) {
             self.write(&mut arena, region, values.bytes())?;

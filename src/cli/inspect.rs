@@ -1,0 +1,155 @@
+//! `bitstep inspect`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::recipe_options::RecipeArguments;
+use super::{Outcome, output};
+use crate::engine::run::plan_of;
+use crate::error::{Error, ExitCode, RunError};
+use crate::io::ModelFolder;
+use crate::model::ModelConfig;
+use crate::model::decoder::Decoder;
+use crate::model::params::Training;
+use crate::plan::{Plan, PlanConfig, ProgramKind};
+
+/// The longest sequence a model folder is planned for, which states no batch of its own.
+const LONGEST: usize = 1024;
+
+/// Arguments of `bitstep inspect`.
+#[derive(Args, Debug)]
+pub struct Inspect {
+    /// A recipe, or a Hugging Face model folder
+    #[arg(value_name = "RECIPE|MODEL")]
+    path: PathBuf,
+    /// Changes a key of the recipe, such as data.batch=8; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Prints the manifest and nothing else
+    #[arg(long)]
+    manifest: bool,
+    /// Lists every parameter with its shape
+    #[arg(long)]
+    params: bool,
+}
+
+impl Inspect {
+    /// Prints what a step is made of; computes nothing and needs no device.
+    pub fn run(self) -> Outcome {
+        let (config, plan) = self.plan()?;
+        let manifest = plan.manifest();
+        if self.manifest {
+            output::line(manifest.text().trim_end());
+            return Ok(ExitCode::Done);
+        }
+        output::line(model_line(&config));
+        output::line(format_args!("parameters  {}", parameters_text(&plan)));
+        let (step, evaluate) = (ProgramKind::Step, ProgramKind::Evaluate);
+        output::line(format_args!(
+            "batch       {} sequences of {} tokens",
+            plan.inputs.batch, plan.inputs.seq_len
+        ));
+        output::line(format_args!(
+            "program     {} calls a step, {} calls an evaluation",
+            plan.calls(step).len(),
+            plan.calls(evaluate).len()
+        ));
+        output::line(format_args!(
+            "work        {:.3} GFLOP a step, {:.3} GFLOP an evaluation",
+            plan.flops(step) as f64 / 1e9,
+            plan.flops(evaluate) as f64 / 1e9
+        ));
+        output::line(format_args!("head        {}", head_text(&plan)));
+        output::line(format_args!("manifest    {}", manifest.hash()));
+        output::line("memory by role");
+        for line in plan.layout.describe().lines() {
+            output::line(format_args!("  {line}"));
+        }
+        if self.params {
+            output::line("parameters in arena order");
+            for param in &plan.params {
+                let shape = &plan.slots.spec(param.slot).shape;
+                let training = training_name(param.training);
+                output::line(format_args!("  {} {shape} {training}", param.name));
+            }
+        }
+        Ok(ExitCode::Done)
+    }
+
+    fn plan(&self) -> Result<(ModelConfig, Plan), Error> {
+        if self.path.is_dir() {
+            if !self.set.is_empty() {
+                let folder = self.path.display().to_string();
+                return Err(RunError::SetOnFolder { folder }.into());
+            }
+            let config = ModelFolder::open(&self.path)?.config().clone();
+            let window = PlanConfig::of(1, config.max_seq_len.min(LONGEST));
+            let plan = Plan::build(&Decoder::new(config.clone()), window)?;
+            return Ok((config, plan));
+        }
+        let arguments = RecipeArguments {
+            recipe: self.path.clone(),
+            set: self.set.clone(),
+        };
+        let recipe = arguments.open(None)?;
+        Ok((recipe.model_config()?, plan_of(&recipe)?))
+    }
+}
+
+fn model_line(config: &ModelConfig) -> String {
+    let tied = match config.tie_embeddings {
+        true => "tied",
+        false => "untied",
+    };
+    format!(
+        "model       {}: {} layers, d_model {}, {} query and {} key/value heads of {}, d_ff {}, vocabulary {} ({tied}), up to {} positions",
+        config.family.name(),
+        config.n_layers,
+        config.d_model,
+        config.n_heads,
+        config.n_kv_heads,
+        config.head_dim,
+        config.d_ff,
+        config.vocab_size,
+        config.max_seq_len
+    )
+}
+
+fn training_name(training: Training) -> &'static str {
+    match training {
+        Training::Decayed => "decayed",
+        Training::Undecayed => "undecayed",
+        Training::Frozen => "frozen",
+    }
+}
+
+/// All parameters, and how many elements each kind has.
+fn parameters_text(plan: &Plan) -> String {
+    let kinds = [Training::Decayed, Training::Undecayed, Training::Frozen];
+    let groups = kinds.map(|kind| {
+        let params = plan.params.iter().filter(|p| p.training == kind);
+        let sizes = params.map(|p| plan.slots.spec(p.slot).shape.elements());
+        let elements: usize = sizes.sum();
+        format!("{elements} {}", training_name(kind))
+    });
+    let (count, tensors) = (plan.parameter_count(), plan.params.len());
+    format!("{count} in {tensors} tensors: {}", groups.join(", "))
+}
+
+/// The row chunks in which logits exist.
+fn head_text(plan: &Plan) -> String {
+    let rows = plan
+        .logits
+        .iter()
+        .map(|(slot, _)| plan.slots.spec(*slot).shape.elements() / plan.vocab_size.max(1));
+    let most = rows.max().unwrap_or(0);
+    let bytes = most * plan.vocab_size * size_of::<f32>();
+    let chunks = plan.logits.len();
+    format!(
+        "{chunks} row chunk{} of at most {most} x {} logits, {}",
+        if chunks == 1 { "" } else { "s" },
+        plan.vocab_size,
+        super::output::bytes(bytes)
+    )
+}

@@ -1,0 +1,51 @@
+//! What the machine is, as the operating system tells it; shown to people, decides nothing.
+
+use std::fs;
+
+/// The processor's model name.
+pub fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = ["model name", "Model", "Processor"];
+    let name = named.into_iter().find_map(|key| field(&text, key));
+    name.unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH))
+}
+
+/// How many threads this process may run at once.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Total and available memory in bytes, where the system tells them.
+pub fn memory_bytes() -> Option<(u64, u64)> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let bytes = |key| {
+        let value = field(&text, key)?;
+        let kib: u64 = value.strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib * 1024)
+    };
+    Some((bytes("MemTotal")?, bytes("MemAvailable")?))
+}
+
+/// The value of the first `key : value` line.
+fn field(text: &str, key: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == key).then(|| value.trim().to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let text = "model\t\t: 85\nmodel name\t: Some CPU @ 2 GHz\nMemTotal:  16 kB\n";
+        assert_eq!(
+            field(text, "model name").as_deref(),
+            Some("Some CPU @ 2 GHz")
+        );
+        assert_eq!(field(text, "MemTotal").as_deref(), Some("16 kB"));
+        assert_eq!(field(text, "Mem"), None);
+    }
+}

@@ -1,0 +1,21 @@
+//! The long documents: how the engine is built, what its numbers are, and how goldens and recipes are used.
+
+#[doc = include_str!("architecture.md")]
+pub mod architecture {}
+
+#[doc = include_str!("contract.md")]
+pub mod contract {}
+
+#[doc = include_str!("goldens.md")]
+pub mod goldens {}
+
+#[doc = include_str!("recipes.md")]
+pub mod recipes {}
+
+#[doc = include_str!("pitfalls.md")]
+pub mod pitfalls {}
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

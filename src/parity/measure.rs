@@ -1,0 +1,163 @@
+//! Running the recorded steps and measuring the errors.
+
+use std::sync::Arc;
+
+use super::record::Reference;
+use super::{Kind, ParityReport, Row, Tolerances};
+use crate::backend::Backend;
+use crate::engine::Trainer;
+use crate::engine::run::load_folder;
+use crate::engine::state::FEWEST_WARMUP_STEPS;
+use crate::error::{CheckpointError, Error, StepError};
+use crate::plan::Plan;
+
+/// Runs the steps of a record on a backend and compares.
+///
+/// The first two steps run eagerly and the others are replayed, so both are held against the record.
+///
+/// # Errors
+/// A record or model that does not fit; whatever stops a step.
+pub fn run<B: Backend>(
+    reference: &Reference,
+    backend: B,
+    tolerances: &Tolerances,
+) -> Result<ParityReport, Error> {
+    let plan = Arc::new(reference.plan()?);
+    reference.check_trainable(&plan)?;
+    let batches = reference.batches()?;
+    let hyper = reference.hyper();
+    let mut trainer = Trainer::new(backend, plan.clone(), hyper, FEWEST_WARMUP_STEPS)?;
+    load_folder(&mut trainer, &reference.model)?;
+    let mut rows = Rows {
+        tolerances,
+        rows: Vec::new(),
+    };
+    let start = read_params(&mut trainer, &plan)?;
+    if let Some(batch) = batches.first() {
+        let ours = trainer.logits(batch)?;
+        let [_, batch, seq_len] = reference.sizes();
+        let shape = [batch, seq_len, plan.vocab_size];
+        let theirs = reference.tensors.read_f64("logits", &shape)?;
+        rows.tensor(Kind::Logits, "logits", (&ours, &theirs));
+    }
+    let (losses, norms) = (&reference.json.loss, &reference.json.grad_norm);
+    for ((step, batch), (loss, norm)) in batches.iter().enumerate().zip(losses.iter().zip(norms)) {
+        let report = trainer.step(batch)?;
+        if step == 0 {
+            gradients(&mut trainer, reference, &mut rows)?;
+        }
+        let name = format!("step {step}");
+        rows.tensor(Kind::Loss, &name, (&[report.loss], &[*loss]));
+        rows.tensor(Kind::GradNorm, &name, (&[report.grad_norm], &[*norm]));
+    }
+    let end = read_params(&mut trainer, &plan)?;
+    for ((param, start), end) in plan.params.iter().zip(&start).zip(&end) {
+        let theirs = named(
+            reference,
+            &plan,
+            &format!("after.{}", param.name),
+            param.slot,
+        )?;
+        let moved = theirs.iter().zip(start).map(|(a, &b)| a - f64::from(b));
+        let error = relative(distance(end, &theirs), norm_of(moved));
+        rows.push(Kind::Change, &param.name, error);
+    }
+    // Grouped by kind; a stable sort keeps the order of steps and parameters.
+    rows.rows.sort_by_key(|row| row.kind);
+    Ok(ParityReport { rows: rows.rows })
+}
+
+/// The gradients that step 0 has left; clipping happens inside AdamW and does not change them.
+fn gradients<B: Backend>(
+    trainer: &mut Trainer<B>,
+    reference: &Reference,
+    rows: &mut Rows<'_>,
+) -> Result<(), Error> {
+    let plan = trainer.session().plan().clone();
+    for param in &plan.params {
+        let Some(state) = param.state else { continue };
+        let ours = trainer.session_mut().read_slot(state.grad)?;
+        let theirs = named(
+            reference,
+            &plan,
+            &format!("grad.{}", param.name),
+            param.slot,
+        )?;
+        rows.tensor(Kind::Gradient, &param.name, (&ours, &theirs));
+    }
+    Ok(())
+}
+
+/// A recorded tensor of the shape of a slot.
+fn named(
+    reference: &Reference,
+    plan: &Plan,
+    name: &str,
+    slot: crate::op::Slot,
+) -> Result<Vec<f64>, CheckpointError> {
+    let shape = plan.slots.spec(slot).shape.dims();
+    reference.tensors.read_f64(name, shape)
+}
+
+fn read_params<B: Backend>(
+    trainer: &mut Trainer<B>,
+    plan: &Plan,
+) -> Result<Vec<Vec<f32>>, StepError> {
+    let params = plan.params.iter();
+    let session = trainer.session_mut();
+    params.map(|p| session.read_param(&p.name)).collect()
+}
+
+struct Rows<'a> {
+    tolerances: &'a Tolerances,
+    rows: Vec<Row>,
+}
+
+impl Rows<'_> {
+    fn tensor(&mut self, kind: Kind, name: &str, (ours, theirs): (&[f32], &[f64])) {
+        let size = norm_of(theirs.iter().copied());
+        let error = relative(distance(ours, theirs), size);
+        self.push(kind, name, error);
+    }
+
+    fn push(&mut self, kind: Kind, name: &str, error: f64) {
+        let tolerance = self.tolerances.of(kind);
+        self.rows.push(Row {
+            kind,
+            name: name.to_owned(),
+            error,
+            tolerance,
+        });
+    }
+}
+
+/// `distance / size`; no distance is no error, whatever the size.
+fn relative(distance: f64, size: f64) -> f64 {
+    match distance == 0.0 {
+        true => 0.0,
+        false => distance / size,
+    }
+}
+
+/// `‖ours - theirs‖`.
+fn distance(ours: &[f32], theirs: &[f64]) -> f64 {
+    norm_of(ours.iter().zip(theirs).map(|(&a, b)| f64::from(a) - b))
+}
+
+fn norm_of(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|x| x * x).sum::<f64>().sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_relative_to_the_record() {
+        assert_eq!(distance(&[3.0, 0.0], &[0.0, 4.0]), 5.0);
+        assert_eq!(relative(0.0, 0.0), 0.0);
+        assert_eq!(relative(1.0, 0.0), f64::INFINITY);
+        assert_eq!(relative(1.0, 4.0), 0.25);
+        assert!(relative(f64::NAN, 1.0).is_nan());
+    }
+}

@@ -1,0 +1,229 @@
+//! The metrics of a run: one JSON object a line, one line a step.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::engine::StepReport;
+use crate::error::RunError;
+use crate::op::step_values::canonical_bits;
+
+/// Lines between two flushes.
+const FLUSH_EVERY: u32 = 50;
+
+/// How a step ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Call by call.
+    Eager,
+    /// As one proven graph.
+    Replayed,
+}
+
+/// One line. A loss or norm that is not finite is `null` in JSON; `loss_bits` still tells which.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MetricsLine {
+    /// The number of the step, from 0.
+    pub step: u64,
+    /// The mean loss over the scored targets, in nats, before the update.
+    pub loss: f32,
+    /// The loss's bits, eight hex digits.
+    pub loss_bits: String,
+    /// The global gradient norm before the clip.
+    pub grad_norm: f32,
+    /// The learning rate used.
+    pub lr: f64,
+    /// Whether weights and moments were updated.
+    pub applied: bool,
+    /// Why not: the names of the reasons; empty when they were.
+    pub dropped: Vec<String>,
+    /// Targets that were scored.
+    pub scored: usize,
+    /// Tokens of the batch over the time of the step.
+    pub tokens_per_s: f64,
+    /// Time since the first step began, in seconds.
+    pub elapsed_s: f64,
+    /// How the step ran.
+    pub phase: Phase,
+}
+
+/// When a step ran, by a clock that is not this module's to read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// Seconds that the step took.
+    pub step_s: f64,
+    /// Seconds since the first step began.
+    pub elapsed_s: f64,
+    /// Tokens of the batch.
+    pub tokens: usize,
+}
+
+impl MetricsLine {
+    /// The line of a step.
+    pub fn new(report: &StepReport, phase: Phase, timing: Timing) -> Self {
+        let names = report.dropped.iter_names();
+        MetricsLine {
+            step: report.step,
+            loss: report.loss,
+            loss_bits: format!("{:08x}", canonical_bits(report.loss)),
+            grad_norm: report.grad_norm,
+            lr: report.lr,
+            applied: report.applied(),
+            dropped: names.map(|(name, _)| name.to_lowercase()).collect(),
+            scored: report.scored,
+            tokens_per_s: timing.tokens as f64 / timing.step_s.max(1e-9),
+            elapsed_s: timing.elapsed_s,
+            phase,
+        }
+    }
+}
+
+/// Writes `metrics.jsonl`. Lines reach the file at least every 50 steps and at the end.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    path: String,
+    file: BufWriter<File>,
+    waiting: u32,
+}
+
+impl MetricsWriter {
+    /// Creates the file; one that exists already is refused.
+    ///
+    /// # Errors
+    /// [`RunError::Write`] names the file.
+    pub fn create(path: &Path) -> Result<Self, RunError> {
+        let name = path.display().to_string();
+        match File::create_new(path) {
+            Ok(file) => Ok(MetricsWriter {
+                path: name,
+                file: BufWriter::new(file),
+                waiting: 0,
+            }),
+            Err(source) => Err(RunError::Write { path: name, source }),
+        }
+    }
+
+    /// Appends a line.
+    ///
+    /// # Errors
+    /// [`RunError::Write`] names the file.
+    pub fn write(&mut self, line: &MetricsLine) -> Result<(), RunError> {
+        let text = serde_json::to_string(line).map_err(std::io::Error::from);
+        let written = text.and_then(|text| writeln!(self.file, "{text}"));
+        written.map_err(|source| self.failed(source))?;
+        self.waiting += 1;
+        // A line that says why a run ends must not wait.
+        match self.waiting >= FLUSH_EVERY || !line.applied {
+            true => self.flush(),
+            false => Ok(()),
+        }
+    }
+
+    /// Hands everything written so far to the operating system.
+    ///
+    /// # Errors
+    /// [`RunError::Write`] names the file.
+    pub fn flush(&mut self) -> Result<(), RunError> {
+        self.waiting = 0;
+        self.file.flush().map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: std::io::Error) -> RunError {
+        RunError::Write {
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::step_values::Dropped;
+
+    fn report(step: u64, loss: f32, dropped: Dropped) -> StepReport {
+        StepReport {
+            step,
+            loss,
+            grad_norm: 2.0,
+            clip_coefficient: 0.5,
+            dropped,
+            lr: 1e-3,
+            scored: 7,
+        }
+    }
+
+    fn line(step: u64, loss: f32, dropped: Dropped) -> MetricsLine {
+        let timing = Timing {
+            step_s: 0.5,
+            elapsed_s: 1.5,
+            tokens: 64,
+        };
+        MetricsLine::new(&report(step, loss, dropped), Phase::Replayed, timing)
+    }
+
+    #[test]
+    fn a_line_states_the_bits_and_the_reason() {
+        let text = serde_json::to_string(&line(3, 1.5, Dropped::empty())).unwrap();
+        assert_eq!(
+            text,
+            r#"{"step":3,"loss":1.5,"loss_bits":"3fc00000","grad_norm":2.0,"lr":0.001,"applied":true,"dropped":[],"scored":7,"tokens_per_s":128.0,"elapsed_s":1.5,"phase":"replayed"}"#
+        );
+        let text = serde_json::to_string(&line(4, f32::NAN, Dropped::NON_FINITE_LOSS)).unwrap();
+        assert!(
+            text.contains(r#""loss":null,"loss_bits":"7fc00000""#),
+            "{text}"
+        );
+        assert!(
+            text.contains(r#""applied":false,"dropped":["non_finite_loss"]"#),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn lines_reach_the_file_every_fifty_steps_when_a_step_is_dropped_and_on_flush() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let lines = || std::fs::read_to_string(&path).unwrap().lines().count();
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        for step in 0..50 {
+            writer.write(&line(step, 1.0, Dropped::empty())).unwrap();
+        }
+        assert_eq!(lines(), 50);
+        writer.write(&line(50, 1.0, Dropped::empty())).unwrap();
+        writer.write(&line(51, 1.0, Dropped::SPIKE)).unwrap();
+        assert_eq!(lines(), 52);
+        writer.write(&line(52, 1.0, Dropped::empty())).unwrap();
+        writer.flush().unwrap();
+        assert_eq!(lines(), 53);
+    }
+
+    #[test]
+    fn a_file_that_exists_or_a_full_disk_is_an_error_that_names_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        MetricsWriter::create(&path).unwrap();
+        match MetricsWriter::create(&path) {
+            Err(RunError::Write { path: found, .. }) => {
+                assert_eq!(found, path.display().to_string());
+            }
+            other => panic!("{other:?}"),
+        }
+        // The device that is always full exists on Linux only.
+        if let Ok(file) = File::options().write(true).open("/dev/full") {
+            let mut writer = MetricsWriter {
+                path: "m.jsonl".into(),
+                file: BufWriter::new(file),
+                waiting: 0,
+            };
+            writer.write(&line(0, 1.0, Dropped::empty())).unwrap();
+            match writer.flush() {
+                Err(RunError::Write { path, .. }) => assert_eq!(path, "m.jsonl"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The folder a run leaves: `recipe.toml`, `manifest.txt`, `metrics.jsonl` and `model/`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::metrics::MetricsWriter;
+use crate::backend::Backend;
+use crate::engine::Session;
+use crate::error::{CheckpointError, Error, RunError};
+use crate::io::atomic::write_whole;
+use crate::io::recipe::{DataSource, ModelSection, Recipe};
+use crate::io::{ModelFolder, write_model_folder};
+
+/// The files of a model folder besides weights and configuration that a trained copy keeps.
+const COMPANIONS: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+];
+
+/// The folder of one run.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// Checks that a folder can take a run: it is absent or empty. Nothing is created yet.
+    ///
+    /// # Errors
+    /// [`RunError::FolderNotEmpty`], or [`RunError::Write`] for a path that is no folder.
+    pub fn claim(path: &Path) -> Result<Self, RunError> {
+        let folder = path.display().to_string();
+        match std::fs::read_dir(path) {
+            Err(source) if source.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => {
+                return Err(RunError::Write {
+                    path: folder,
+                    source,
+                });
+            }
+            Ok(mut entries) => {
+                if entries.next().is_some() {
+                    return Err(RunError::FolderNotEmpty { folder });
+                }
+            }
+        }
+        Ok(RunFolder {
+            path: path.to_path_buf(),
+        })
+    }
+
+    /// Creates the folder, writes recipe and manifest and opens the metrics.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn begin<B: Backend>(
+        &self,
+        recipe: &Recipe,
+        session: &Session<B>,
+    ) -> Result<MetricsWriter, Error> {
+        let made = std::fs::create_dir_all(&self.path);
+        made.map_err(|source| self.failed("", source))?;
+        self.write("recipe.toml", &recipe_text(recipe)?)?;
+        self.write("manifest.txt", &manifest_text(session))?;
+        Ok(MetricsWriter::create(&self.path.join("metrics.jsonl"))?)
+    }
+
+    /// Writes the session's parameters as `model/`, with the tokenizer of the data or of the folder
+    /// the model came from.
+    ///
+    /// # Errors
+    /// A device fault; a file that cannot be read or written.
+    pub fn write_model<B: Backend>(
+        &self,
+        recipe: &Recipe,
+        session: &mut Session<B>,
+    ) -> Result<(), Error> {
+        let folder = self.path.join("model");
+        let plan = session.plan().clone();
+        let mut values = Vec::with_capacity(plan.params.len());
+        for param in &plan.params {
+            values.push(session.read_slot(param.slot)?);
+        }
+        let shapes = plan
+            .params
+            .iter()
+            .map(|p| plan.slots.spec(p.slot).shape.dims());
+        let tensors = plan.params.iter().zip(shapes).zip(&values);
+        let tensors = tensors.map(|((param, dims), v)| (param.name.as_str(), dims, v.as_slice()));
+        let (json, companions) = match recipe.model_folder() {
+            None => (fresh_json(recipe), Vec::new()),
+            Some(path) => {
+                let files = COMPANIONS.iter().map(|name| path.join(name));
+                let json = ModelFolder::open(&path)?.json().clone();
+                (json, files.filter(|file| file.is_file()).collect())
+            }
+        };
+        write_model_folder(
+            &folder,
+            &recipe.model_config()?,
+            &json,
+            tensors,
+            &companions,
+        )?;
+        match tokenizer_file(recipe) {
+            None => Ok(()),
+            Some(file) => {
+                let bytes = std::fs::read(&file).map_err(|source| CheckpointError::Read {
+                    path: file.display().to_string(),
+                    source,
+                })?;
+                let written = write_whole(&folder.join("tokenizer.json"), &bytes);
+                Ok(written.map_err(|source| self.failed("model/tokenizer.json", source))?)
+            }
+        }
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), RunError> {
+        let written = write_whole(&self.path.join(name), text.as_bytes());
+        written.map_err(|source| self.failed(name, source))
+    }
+
+    fn failed(&self, name: &str, source: std::io::Error) -> RunError {
+        RunError::Write {
+            path: self.path.join(name).display().to_string(),
+            source,
+        }
+    }
+}
+
+/// The keys of a fresh model's `config.json` that its sizes do not decide: a sum ends its line.
+fn fresh_json(recipe: &Recipe) -> serde_json::Map<String, serde_json::Value> {
+    let mut json = serde_json::Map::new();
+    if recipe.data.source == DataSource::Sums {
+        json.insert("eos_token_id".to_owned(), serde_json::json!(b'\n'));
+    }
+    json
+}
+
+/// The `tokenizer.json` of the data.
+fn tokenizer_file(recipe: &Recipe) -> Option<PathBuf> {
+    let named = match recipe.data.tokenizer.as_str() {
+        "bytes" => return None,
+        path => recipe.resolve(path),
+    };
+    match named.is_dir() {
+        true => Some(named.join("tokenizer.json")),
+        false => Some(named),
+    }
+}
+
+/// The recipe's canonical text. Relative paths are made absolute, since they would mean something
+/// else in the run's folder.
+fn recipe_text(recipe: &Recipe) -> Result<String, Error> {
+    let mut moved = recipe.clone();
+    let absolute = |path: &str| {
+        let resolved = recipe.resolve(path);
+        let full = std::path::absolute(&resolved).unwrap_or(resolved);
+        full.display().to_string()
+    };
+    if let Some(path) = &mut moved.data.path {
+        *path = absolute(path);
+    }
+    if moved.data.tokenizer != "bytes" {
+        moved.data.tokenizer = absolute(&moved.data.tokenizer);
+    }
+    if let ModelSection::Folder(folder) = &mut moved.model {
+        folder.path = absolute(&folder.path);
+    }
+    Ok(moved.to_toml()?)
+}
+
+/// The manifest's text, and how each call is executed here, which is not part of its hash.
+fn manifest_text<B: Backend>(session: &Session<B>) -> String {
+    let mut text = session.manifest().text().to_owned();
+    let device = session.device();
+    let _ = writeln!(text, "execution");
+    let _ = writeln!(
+        text,
+        "  hash of the lines above {}",
+        session.manifest().hash()
+    );
+    let _ = writeln!(text, "  device {}: {}", device.device, device.description);
+    for execution in session.executions() {
+        let _ = writeln!(text, "  {} {}", execution.call, execution.kernel);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_absent_or_empty_folder_is_claimed() {
+        let folder = tempfile::tempdir().unwrap();
+        RunFolder::claim(folder.path()).unwrap();
+        let absent = folder.path().join("a/b");
+        RunFolder::claim(&absent).unwrap();
+        assert!(!absent.exists(), "claiming creates nothing");
+        let file = folder.path().join("f");
+        std::fs::write(&file, "x").unwrap();
+        let refused = RunFolder::claim(folder.path()).unwrap_err();
+        assert!(matches!(refused, RunError::FolderNotEmpty { .. }));
+        assert_eq!(refused.exit_code().code(), 2);
+        let refused = RunFolder::claim(&file).unwrap_err();
+        assert!(matches!(refused, RunError::Write { .. }), "{refused}");
+        assert_eq!(refused.exit_code().code(), 4);
+    }
+
+    #[test]
+    fn the_recipe_that_is_kept_finds_its_files_from_anywhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("r.toml");
+        let text = "name = \"r\"\nsteps = 1\n[model]\npath = \"m\"\n[data]\nsource = \"text\"\n\
+                    path = \"t.txt\"\nbatch = 1\nseq_len = 8\n[optimizer]\nlr = 1.0\n";
+        std::fs::write(&file, text).unwrap();
+        let kept = recipe_text(&Recipe::from_path(&file).unwrap()).unwrap();
+        let kept = Recipe::from_toml(&kept, "kept").unwrap();
+        assert_eq!(kept.model_folder().unwrap(), folder.path().join("m"));
+        let data = kept.data.path.clone().unwrap();
+        assert_eq!(Path::new(&data), folder.path().join("t.txt"));
+        assert_eq!(kept.data.tokenizer, "bytes");
+    }
+}
