@@ -182,16 +182,16 @@ __device__ __forceinline__ void embed_grad(const Params& p) {
                 if (all == 0) continue;
                 if (match) queue[(found + __popc(all & before)) % QUEUE] = position;
                 found += __popc(all);
-                __syncwarp();
+                __syncwarp(WHOLE_WARP);
                 if (found - taken >= 32) {
                     take_positions<QUADS, GRAINS>(p, queue, taken, 32, column, tree);
                     taken += 32;
-                    __syncwarp();
+                    __syncwarp(WHOLE_WARP);
                 }
             }
         }
         if (found > taken) take_positions<QUADS, GRAINS>(p, queue, taken, found - taken, column, tree);
-        __syncwarp();
+        __syncwarp(WHOLE_WARP);
         if (GRAINS) tree.settle(0xffffffffu);
         if (column >= p.d || (wanted == 0 && p.add != 0)) continue;
         if (p.add != 0) {

@@ -93,7 +93,7 @@ __device__ __forceinline__ void heads_alone(const Params& p) {
     if (t >= p.cut.tokens) return;
     float* dh = p.dqkv + p.at(t, head);
     turn_back(p, t, dh);
-    __syncwarp();
+    __syncwarp(WHOLE_WARP);
     const float* qkv = p.qkv + p.at(t, head);
     const float rstd = p.rstd[(size_t)t * turned + head];
     norm_back(p, t, head, dh, [&](unsigned i) { return __fmul_rn(qkv[i], rstd); });
@@ -150,7 +150,7 @@ __device__ __forceinline__ void heads_and_weights(const Params& p) {
             for (unsigned u = warp; u < n * turned; u += warps) {
                 const unsigned k = u / turned, head = u - k * turned;
                 stage_head(p, start + k, head, dh + u * d, x + u * d);
-                __syncwarp();
+                __syncwarp(WHOLE_WARP);
                 norm_back(p, start + k, head, dh + u * d, [&](unsigned i) { return x[u * d + i]; });
             }
             __syncthreads();

@@ -33,15 +33,16 @@ pub fn forward(op: &RmsNorm, call: &PlacedCall, _device: &DeviceShape) -> CallLa
     }
     let operands: Vec<Region> = call.reads.iter().chain(&call.writes).copied().collect();
     // All but the last, which holds one number a row.
-    let entry = forward_entry(
-        op.d_model,
-        &operands[..operands.len() - 1],
-        op.residual,
-    );
+    let entry = forward_entry(op.d_model, &operands[..operands.len() - 1], op.residual);
     let mut args: Vec<Arg> = operands.into_iter().map(Arg::Region).collect();
     args.extend(numbers([op.rows, op.d_model]));
     args.push(Arg::F32(op.eps));
-    one(entry, [op.rows.div_ceil(ROWS), 1], [number(32 * ROWS), 1], args)
+    one(
+        entry,
+        [op.rows.div_ceil(ROWS), 1],
+        [number(32 * ROWS), 1],
+        args,
+    )
 }
 
 /// Pieces up to which the last block folds all of them itself.
@@ -136,7 +137,10 @@ mod tests {
             forward_entry(128, &[at(0)], true),
             "rms_norm_f32_residual_quads_256"
         );
-        assert_eq!(forward_entry(768, &[at(0)], false), "rms_norm_f32_quads_1024");
+        assert_eq!(
+            forward_entry(768, &[at(0)], false),
+            "rms_norm_f32_quads_1024"
+        );
         assert_eq!(forward_entry(768, &[at(4)], false), "rms_norm_f32");
         assert_eq!(forward_entry(2048, &[at(0)], false), "rms_norm_f32_quads");
     }

@@ -67,7 +67,12 @@ pub fn norm_forward(op: &QkNormRope, call: &PlacedCall, _device: &DeviceShape) -
     ]));
     args.push(Arg::F32(op.eps));
     let units = op.rows * (heads.n_heads + 2 * heads.n_kv_heads);
-    one(entry, [units.div_ceil(HEADS), 1], [number(32 * HEADS), 1], args)
+    one(
+        entry,
+        [units.div_ceil(HEADS), 1],
+        [number(32 * HEADS), 1],
+        args,
+    )
 }
 
 /// Threads of a block that serves a piece.
