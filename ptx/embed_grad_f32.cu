@@ -1,0 +1,216 @@
+// dtable[v] (+)= the sum of dx[t] over the positions t of id v: a chain over ascending positions within a
+// grain, the balanced tree over grains.
+//
+// A block serves `rows` neighbouring ids and one chunk of columns. Its warps scan all positions once, each a
+// segment, and list those of the block's ids in ascending order; then each warp sums the rows that it owns,
+// or clears them where the sum is assigned. A segment whose list overflows is scanned again for each row.
+#include "contract.cuh"
+
+using namespace contract;
+
+__device__ constexpr unsigned WARPS = 8;
+__device__ constexpr unsigned MOST_ROWS = 256;
+__device__ constexpr unsigned QUEUE = 64;
+
+struct Params {
+    const int* ids;
+    const float* dx;
+    float* dtable;
+    unsigned tokens;
+    unsigned grain;
+    unsigned vocab;
+    unsigned d;
+    /// Ids of a block, at most MOST_ROWS.
+    unsigned rows;
+    /// Positions that a warp can list.
+    unsigned capacity;
+    /// Whether the sum is added to the table's row.
+    unsigned add;
+};
+
+/// One thread's columns of one row of the table.
+template <bool QUADS>
+struct Columns {
+    static constexpr int N = QUADS ? 4 : 1;
+    float v[N];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = 0.0f;
+    }
+    __device__ __forceinline__ void load(const float* p) {
+        if constexpr (QUADS) {
+            const float4 q = load4(p);
+            v[0] = q.x, v[1] = q.y, v[2] = q.z, v[3] = q.w;
+        } else {
+            v[0] = *p;
+        }
+    }
+    __device__ __forceinline__ void store(float* p) const {
+        if constexpr (QUADS) store4(p, make_float4(v[0], v[1], v[2], v[3]));
+        else *p = v[0];
+    }
+    /// `left + this`.
+    __device__ __forceinline__ void add_to(const Columns& left) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = __fadd_rn(left.v[i], v[i]);
+    }
+    __device__ __forceinline__ void take(const Columns& right) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = __fadd_rn(v[i], right.v[i]);
+    }
+};
+
+/// The tree over the grains that hold the id; one without it is left out, since its partial is +0.0 and no
+/// partial is -0.0. Grains a < b meet at the level of the highest bit in which they differ; `pending` names
+/// the levels at which a left side waits, in shared memory, for its right.
+template <bool QUADS>
+struct GrainTree {
+    Columns<QUADS> sum;
+    unsigned grain;
+    unsigned pending;
+    Columns<QUADS>* levels;
+
+    /// Adds what waits at the levels of `mask`, lowest first.
+    __device__ __forceinline__ void settle(unsigned mask) {
+        for (unsigned m = pending & mask; m != 0; m &= m - 1)
+            sum.add_to(levels[((unsigned)__ffs((int)m) - 1) * (32 * WARPS)]);
+        pending &= ~mask;
+    }
+    __device__ __forceinline__ void enter(unsigned next) {
+        const unsigned level = 31u - (unsigned)__clz((int)(grain ^ next));
+        settle((1u << level) - 1);
+        levels[level * (32 * WARPS)] = sum;
+        pending |= 1u << level;
+        sum.clear();
+        grain = next;
+    }
+};
+
+/// Adds the n oldest positions of the queue to the tree's present grain, or to the grains that they open.
+template <bool QUADS, bool GRAINS>
+__device__ __forceinline__ void take_positions(const Params& p, const unsigned* queue, unsigned head, unsigned n,
+                                               unsigned column, GrainTree<QUADS>& tree) {
+    constexpr int BATCH = GRAINS ? (QUADS ? 4 : 8) : (QUADS ? 8 : 32);
+    for (unsigned start = 0; start < n; start += BATCH) {
+        Columns<QUADS> row[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            row[i].clear();
+            if (start + i < n && column < p.d)
+                row[i].load(p.dx + (size_t)queue[(head + start + i) % QUEUE] * p.d + column);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            if (start + i >= n) break;
+            if (GRAINS) {
+                const unsigned grain = queue[(head + start + i) % QUEUE] / p.grain;
+                if (tree.grain == 0xffffffffu) tree.grain = grain;
+                else if (tree.grain != grain) tree.enter(grain);
+            }
+            tree.sum.take(row[i]);
+        }
+    }
+}
+
+template <bool QUADS, bool GRAINS>
+__device__ __forceinline__ void embed_grad(const Params& p) {
+    // Behind the lists: the levels of the trees over grains.
+    extern __shared__ __align__(16) unsigned dynamic[];
+    __shared__ unsigned hits[MOST_ROWS];
+    __shared__ unsigned listed[WARPS];
+    __shared__ unsigned queues[WARPS][QUEUE];
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x & 31u, before = (1u << lane) - 1;
+    const unsigned first_id = blockIdx.x * p.rows;
+    const unsigned rows = p.vocab - first_id < p.rows ? p.vocab - first_id : p.rows;
+    for (unsigned r = threadIdx.x; r < rows; r += 32 * WARPS) hits[r] = 0;
+    __syncthreads();
+
+    const unsigned segment = ((p.tokens + WARPS - 1) / WARPS + 31) / 32 * 32;
+    const unsigned from = warp * segment;
+    const unsigned to = from + segment < p.tokens ? from + segment : p.tokens;
+    unsigned* list = dynamic + warp * p.capacity;
+    unsigned n = 0;
+    for (unsigned base = from; base < to; base += 128) {
+        unsigned at[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const unsigned t = base + 32 * i + lane;
+            at[i] = t < to ? (unsigned)p.ids[t] - first_id : 0xffffffffu;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const bool hit = at[i] < rows;
+            const unsigned all = __ballot_sync(WHOLE_WARP, hit);
+            if (all == 0) continue;
+            const unsigned slot = n + __popc(all & before);
+            if (hit) atomicAdd(&hits[at[i]], 1u);
+            if (hit && slot < p.capacity) list[slot] = (base + 32 * i + lane) << 8 | at[i];
+            n += __popc(all);
+        }
+    }
+    if (lane == 0) listed[warp] = n;
+    __syncthreads();
+
+    const unsigned column = (blockIdx.y * 32 + lane) * Columns<QUADS>::N;
+    unsigned* queue = queues[warp];
+    Columns<QUADS>* levels = reinterpret_cast<Columns<QUADS>*>(dynamic + WARPS * p.capacity) + threadIdx.x;
+    for (unsigned r = warp; r < rows; r += WARPS) {
+        float* out = p.dtable + (size_t)(first_id + r) * p.d + column;
+        const unsigned wanted = hits[r];
+        GrainTree<QUADS> tree{{}, 0xffffffffu, 0, levels};
+        tree.sum.clear();
+        unsigned found = 0, taken = 0;
+        for (unsigned s = 0; s < WARPS && found < wanted; ++s) {
+            const unsigned count = listed[s];
+            const bool whole = count <= p.capacity;
+            const unsigned begin = whole ? 0 : s * segment;
+            const unsigned end = whole ? count : (begin + segment < p.tokens ? begin + segment : p.tokens);
+            for (unsigned base = begin; base < end && found < wanted; base += 32) {
+                const unsigned i = base + lane;
+                bool match = false;
+                unsigned position = 0;
+                if (i < end && whole) {
+                    const unsigned entry = dynamic[s * p.capacity + i];
+                    match = (entry & 255u) == r;
+                    position = entry >> 8;
+                } else if (i < end) {
+                    match = (unsigned)p.ids[i] == first_id + r;
+                    position = i;
+                }
+                const unsigned all = __ballot_sync(WHOLE_WARP, match);
+                if (all == 0) continue;
+                if (match) queue[(found + __popc(all & before)) % QUEUE] = position;
+                found += __popc(all);
+                __syncwarp(WHOLE_WARP);
+                if (found - taken >= 32) {
+                    take_positions<QUADS, GRAINS>(p, queue, taken, 32, column, tree);
+                    taken += 32;
+                    __syncwarp(WHOLE_WARP);
+                }
+            }
+        }
+        if (found > taken) take_positions<QUADS, GRAINS>(p, queue, taken, found - taken, column, tree);
+        __syncwarp(WHOLE_WARP);
+        if (GRAINS) tree.settle(0xffffffffu);
+        if (column >= p.d || (wanted == 0 && p.add != 0)) continue;
+        if (p.add != 0) {
+            Columns<QUADS> old;
+            old.load(out);
+            tree.sum.add_to(old);
+        }
+        tree.sum.store(out);
+    }
+}
+
+#define EMBED_GRAD(NAME, QUADS, GRAINS)                                                                       \
+    extern "C" __global__ void __launch_bounds__(256, 4)                                                      \
+    NAME(const int* __restrict__ ids, const float* __restrict__ dx, float* __restrict__ dtable, unsigned tokens,           \
+         unsigned grain, unsigned vocab, unsigned d, unsigned rows, unsigned capacity, unsigned add) {        \
+        embed_grad<QUADS, GRAINS>(Params{ids, dx, dtable, tokens, grain, vocab, d, rows, capacity, add});     \
+    }
+
+EMBED_GRAD(embed_grad_f32, false, false)
+EMBED_GRAD(embed_grad_f32_quads, true, false)
+EMBED_GRAD(embed_grad_f32_grains, false, true)
+EMBED_GRAD(embed_grad_f32_grains_quads, true, true)

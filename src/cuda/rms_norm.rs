@@ -1,0 +1,147 @@
+//! Launches of the RMS norm and its gradient.
+
+use super::call::{Arg, CallLaunches, DeviceShape};
+use super::rows::{
+    Cut, Workspace, aligned, no_tokens, number, numbers, one, regions, shared_of_two,
+};
+use crate::layout::{PlacedCall, Region};
+use crate::op::Store;
+use crate::op::rms_norm::{RmsNorm, RmsNormGrad};
+
+/// Rows of a block where a warp serves a row.
+const ROWS: usize = 4;
+
+/// How the forward pass holds a row: entries without and with the residual.
+fn forward_entry(d_model: usize, operands: &[Region], residual: bool) -> &'static str {
+    let quads = aligned(d_model, operands);
+    match (quads, d_model, residual) {
+        (false, _, false) => "rms_norm_f32",
+        (false, _, true) => "rms_norm_f32_residual",
+        (true, 0..=256, false) => "rms_norm_f32_quads_256",
+        (true, 0..=256, true) => "rms_norm_f32_residual_quads_256",
+        (true, 257..=1024, false) => "rms_norm_f32_quads_1024",
+        (true, 257..=1024, true) => "rms_norm_f32_residual_quads_1024",
+        (true, _, false) => "rms_norm_f32_quads",
+        (true, _, true) => "rms_norm_f32_residual_quads",
+    }
+}
+
+/// The norm of every row, of `x` or of `x + delta`.
+pub fn forward(op: &RmsNorm, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
+    if op.d_model == 0 {
+        return CallLaunches::default();
+    }
+    let operands: Vec<Region> = call.reads.iter().chain(&call.writes).copied().collect();
+    // All but the last, which holds one number a row.
+    let entry = forward_entry(op.d_model, &operands[..operands.len() - 1], op.residual);
+    let mut args: Vec<Arg> = operands.into_iter().map(Arg::Region).collect();
+    args.extend(numbers([op.rows, op.d_model]));
+    args.push(Arg::F32(op.eps));
+    one(
+        entry,
+        [op.rows.div_ceil(ROWS), 1],
+        [number(32 * ROWS), 1],
+        args,
+    )
+}
+
+/// Pieces up to which the last block folds all of them itself.
+const FEW_PIECES: usize = 32;
+/// Pieces that the last block of a group folds otherwise.
+const GROUP: usize = 16;
+/// Warps of a block that reads its rows again from memory.
+const WARPS_UNSTAGED: usize = 16;
+
+/// The most warps of a block, each with its row in shared memory, so that two blocks fit.
+fn staged_warps(d_model: usize, piece: usize, device: &DeviceShape) -> Option<usize> {
+    let wanted = piece.next_power_of_two().clamp(4, 32);
+    [32, 16, 8, 4].into_iter().find(|&warps| {
+        let fits = staged_bytes(d_model, warps) <= shared_of_two(device);
+        warps <= wanted && fits && (warps >= 8 || warps == wanted)
+    })
+}
+
+/// For each warp two rows, and a row for the chains.
+fn staged_bytes(d_model: usize, warps: usize) -> usize {
+    (2 * warps + 1) * d_model * 4
+}
+
+/// The input gradient of every row and, where it is asked for, the weight gradient.
+pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    let d = op.d_model;
+    let [dh, r, weight, rstd] = [0, 1, 2, 3].map(|i| call.reads[i]);
+    let dr = call.writes[0];
+    let quads = aligned(d, &[dh, r, weight, dr]);
+    let add = usize::from(op.store == Store::Add);
+    let mut args = regions([dh, r, weight, rstd, dr]).to_vec();
+    if d == 0 {
+        return CallLaunches::default();
+    }
+    if !op.weight_grad {
+        let entry = match quads {
+            true => "rms_norm_grad_f32_rows_quads",
+            false => "rms_norm_grad_f32_rows",
+        };
+        args.extend(numbers([op.sum.tokens, d, add]));
+        let blocks = op.sum.tokens.div_ceil(ROWS);
+        return one(entry, [blocks, 1], [number(32 * ROWS), 1], args);
+    }
+    let dweight = call.writes[1];
+    if op.sum.tokens == 0 {
+        return no_tokens(&[dweight]);
+    }
+    let cut = Cut::new(&op.sum);
+    let staged = staged_warps(d, cut.piece, device);
+    let entry = match (staged.is_some(), quads) {
+        (false, false) => "rms_norm_grad_f32",
+        (false, true) => "rms_norm_grad_f32_quads",
+        (true, false) => "rms_norm_grad_f32_staged",
+        (true, true) => "rms_norm_grad_f32_staged_quads",
+    };
+    let pieces = cut.grains() * cut.pieces();
+    let group = if pieces <= FEW_PIECES { 1 } else { GROUP };
+    let workspace = Workspace {
+        counters: 1 + cut.grains() * cut.pieces().div_ceil(group),
+        partials: pieces * d,
+    };
+    args.push(Arg::Region(dweight));
+    args.extend(cut.numbers());
+    args.extend(numbers([group, d, add]));
+    args.extend(workspace.args());
+    let threads = number(32 * staged.unwrap_or(WARPS_UNSTAGED));
+    let launches = one(entry, [pieces, 1], [threads, 1], args);
+    workspace.with(launches, staged.map_or(0, |warps| staged_bytes(d, warps)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_staged_while_two_blocks_fit() {
+        let device = DeviceShape {
+            multiprocessors: 132,
+            shared_bytes_per_block: 232_448,
+        };
+        assert_eq!(staged_warps(128, 32, &device), Some(32));
+        assert_eq!(staged_warps(768, 32, &device), Some(16));
+        assert_eq!(staged_warps(1024, 32, &device), Some(8));
+        assert_eq!(staged_warps(64, 1, &device), Some(4));
+        assert_eq!(staged_warps(4096, 32, &device), None);
+    }
+
+    #[test]
+    fn the_entry_follows_width_and_alignment() {
+        let at = |offset| Region { offset, bytes: 64 };
+        assert_eq!(
+            forward_entry(128, &[at(0)], true),
+            "rms_norm_f32_residual_quads_256"
+        );
+        assert_eq!(
+            forward_entry(768, &[at(0)], false),
+            "rms_norm_f32_quads_1024"
+        );
+        assert_eq!(forward_entry(768, &[at(4)], false), "rms_norm_f32");
+        assert_eq!(forward_entry(2048, &[at(0)], false), "rms_norm_f32_quads");
+    }
+}

@@ -1,0 +1,154 @@
+//! Launches of the rotary position embedding, alone or fused with the norms of the heads.
+
+use super::call::{Arg, CallLaunches, DeviceShape};
+use super::rows::{
+    Cut, Workspace, aligned, no_tokens, number, numbers, one, regions, shared_of_two, tiles,
+};
+use crate::layout::{PlacedCall, Region};
+use crate::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
+
+/// Heads of a block where a warp serves a head of a row.
+const HEADS: usize = 8;
+
+/// Rotates queries and keys in place.
+pub fn forward(op: &Rope, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    let entries = ["rope_f32", "rope_f32_quads"];
+    let operands = [call.reads[0], call.writes[0]];
+    turn(entries, operands, (op.rows, op.seq_len, op.heads), device)
+}
+
+/// Rotates the gradients of queries and keys back in place.
+pub fn grad(op: &RopeGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    let entries = ["rope_grad_f32", "rope_grad_f32_quads"];
+    let operands = [call.reads[0], call.writes[0]];
+    turn(entries, operands, (op.rows, op.seq_len, op.heads), device)
+}
+
+/// The first entry serves single pairs, the second quads of pairs.
+fn turn(
+    entries: [&'static str; 2],
+    operands: [Region; 2],
+    (rows, seq_len, heads): (usize, usize, Heads),
+    device: &DeviceShape,
+) -> CallLaunches {
+    let half = heads.head_dim / 2;
+    let mut args = regions(operands).to_vec();
+    args.extend(numbers([
+        rows,
+        seq_len.max(1),
+        heads.rotated(),
+        heads.head_dim,
+        heads.columns(),
+    ]));
+    let pairs = heads.rotated() * half;
+    match heads.head_dim.is_multiple_of(8) && aligned(half, &operands) {
+        true => tiles(entries[1], (rows, pairs / 4), device, args),
+        false => tiles(entries[0], (rows, pairs), device, args),
+    }
+}
+
+/// The norm and the rotation of every query and key head.
+pub fn norm_forward(op: &QkNormRope, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
+    let heads = op.heads;
+    let entry = match heads.head_dim {
+        64 => "qk_norm_rope_f32_64",
+        128 => "qk_norm_rope_f32_128",
+        256 => "qk_norm_rope_f32_256",
+        _ => "qk_norm_rope_f32",
+    };
+    let mut args: Vec<Arg> = call.reads.iter().map(|&r| Arg::Region(r)).collect();
+    args.extend(regions([call.writes[0], call.writes[1]]));
+    args.extend(numbers([
+        op.rows,
+        op.seq_len.max(1),
+        heads.n_heads,
+        heads.n_kv_heads,
+        heads.head_dim,
+    ]));
+    args.push(Arg::F32(op.eps));
+    let units = op.rows * (heads.n_heads + 2 * heads.n_kv_heads);
+    one(
+        entry,
+        [units.div_ceil(HEADS), 1],
+        [number(32 * HEADS), 1],
+        args,
+    )
+}
+
+/// Threads of a block that serves a piece.
+const PIECE_THREADS: u32 = 512;
+
+/// The inverse rotation and the norm's backward in place, and the weight gradients where asked for.
+pub fn norm_grad(op: &QkNormRopeGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    let (heads, tokens) = (op.heads, op.sum.tokens);
+    let mut args: Vec<Arg> = call.reads.iter().map(|&r| Arg::Region(r)).collect();
+    args.push(Arg::Region(call.writes[0]));
+    let shape = [
+        op.seq_len.max(1),
+        heads.n_heads,
+        heads.n_kv_heads,
+        heads.head_dim,
+    ];
+    if heads.columns() == 0 {
+        return CallLaunches::default();
+    }
+    if !op.weight_grad {
+        args.extend(numbers([tokens]));
+        args.extend(numbers(shape));
+        let blocks = (tokens * heads.rotated()).div_ceil(HEADS);
+        let entry = "qk_norm_rope_grad_f32_heads";
+        return one(entry, [blocks, 1], [number(32 * HEADS), 1], args);
+    }
+    let weights = [call.writes[1], call.writes[2]];
+    if tokens == 0 {
+        return no_tokens(&weights);
+    }
+    let cut = Cut::new(&op.sum);
+    let pieces = cut.grains() * cut.pieces();
+    let workspace = Workspace {
+        counters: 1,
+        partials: pieces * 2 * heads.head_dim,
+    };
+    let token_bytes = heads.rotated() * heads.head_dim * 8;
+    let held = held_tokens(token_bytes, cut.piece, device);
+    let entry = match held {
+        0 => "qk_norm_rope_grad_f32",
+        _ => "qk_norm_rope_grad_f32_staged",
+    };
+    args.extend(regions(weights));
+    args.extend(cut.numbers());
+    args.extend(numbers(shape));
+    args.extend(numbers([held]));
+    args.extend(workspace.args());
+    let launches = one(entry, [pieces, 1], [PIECE_THREADS, 1], args);
+    workspace.with(launches, held * token_bytes)
+}
+
+/// Tokens of a piece that a block holds in shared memory: as many as let two blocks fit, else as many as
+/// one block can; 0 where not even one token fits.
+fn held_tokens(token_bytes: usize, piece: usize, device: &DeviceShape) -> usize {
+    let one_block = device.shared_bytes_per_block as usize;
+    let room = match token_bytes <= shared_of_two(device) {
+        true => shared_of_two(device),
+        // The kernel's own static shared memory is below this.
+        false => one_block.saturating_sub(1024),
+    };
+    (room / token_bytes.max(1)).min(piece)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_holds_what_lets_two_fit() {
+        let device = DeviceShape {
+            multiprocessors: 132,
+            shared_bytes_per_block: 232_448,
+        };
+        assert_eq!(held_tokens(24 * 64 * 8, 32, &device), 9);
+        assert_eq!(held_tokens(2 * 8 * 8, 32, &device), 32);
+        assert_eq!(held_tokens(200_000, 32, &device), 1);
+        assert_eq!(held_tokens(300_000, 32, &device), 0);
+    }
+}
