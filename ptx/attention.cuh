@@ -67,12 +67,16 @@ template <int D, int THREADS>
 __device__ __forceinline__ void load_rows(float* to, const float* from, size_t from_stride, int rows, int count,
                                           const Sizes<D>& sizes) {
     if constexpr (D != 0) {
-        constexpr int WORDS = D / 4;
-        for (int i = threadIdx.x; i < rows * WORDS; i += THREADS) {
-            int row = i / WORDS, word = i % WORDS;
-            bool present = row < count;
-            copy_async_16(to + row * sizes.stride() + 4 * word, from + (present ? row * from_stride + 4 * word : 0),
-                          present);
+        constexpr int WORDS = D / 4, STEP = THREADS / WORDS;
+        static_assert(THREADS % WORDS == 0, "a thread keeps its column");
+        int row = threadIdx.x / WORDS, word = threadIdx.x % WORDS;
+        from += row * from_stride + 4 * word;
+        to += row * sizes.stride() + 4 * word;
+#pragma unroll 4
+        for (; row < rows; row += STEP) {
+            copy_async_16(to, from, row < count);
+            from += STEP * from_stride;
+            to += STEP * sizes.stride();
         }
     } else {
         int d = sizes.dim();
@@ -104,7 +108,7 @@ __device__ __forceinline__ void dots(float (&s)[RM][8], const float* own, const 
     for (int r = 0; r < RM; r++)
 #pragma unroll
         for (int i = 0; i < CN; i++) s[r][i] = 0.0f;
-    constexpr int UNROLL = RM * CN >= 32 ? 1 : 4;
+    constexpr int UNROLL = RM * CN >= 64 || (D == 32 && RM * CN >= 32) ? 1 : RM * CN >= 32 ? 2 : 4;
     const int whole = (D ? D : d) / 4;
 #pragma unroll UNROLL
     for (int c = 0; c < whole; c++) {

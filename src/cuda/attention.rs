@@ -265,3 +265,131 @@ pub fn delta(op: &Op, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
         args,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::attention::{
+        Attention, AttentionDelta, AttentionGradKeyValue, AttentionGradQuery,
+    };
+    use crate::op::rope::Heads;
+    use crate::op::{OpCall, Slot};
+
+    const DEVICE: DeviceShape = DeviceShape {
+        multiprocessors: 132,
+        shared_bytes_per_block: 232_448,
+    };
+
+    fn shape(
+        batch: usize,
+        seq_len: usize,
+        [n_heads, n_kv_heads, head_dim]: [usize; 3],
+    ) -> AttentionShape {
+        AttentionShape {
+            batch,
+            seq_len,
+            heads: Heads {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+            },
+        }
+    }
+
+    /// The op with every operand at `offset`.
+    fn placed(op: impl Into<Op>, offset: usize) -> (Op, PlacedCall) {
+        let op = op.into();
+        let signature = op.rule().signature();
+        let place = |n: usize| vec![Region { offset, bytes: 4 }; n];
+        let slots = |n: usize| vec![Slot(0); n];
+        let (reads, writes) = (signature.reads.len(), signature.writes.len());
+        let call = OpCall {
+            op: op.clone(),
+            reads: slots(reads),
+            writes: slots(writes),
+        };
+        let call = PlacedCall {
+            call,
+            reads: place(reads),
+            writes: place(writes),
+        };
+        (op, call)
+    }
+
+    /// The four launches of a shape.
+    fn launches(shape: AttentionShape, offset: usize) -> [KernelLaunch; 4] {
+        let take = |mut all: CallLaunches| all.launches.remove(0);
+        let (op, call) = placed(Attention { shape }, offset);
+        let first = take(forward(&op, &call, &DEVICE));
+        let (op, call) = placed(AttentionDelta { shape }, offset);
+        let second = take(delta(&op, &call, &DEVICE));
+        let (op, call) = placed(AttentionGradQuery { shape }, offset);
+        let third = take(grad_query(&op, &call, &DEVICE));
+        let (op, call) = placed(AttentionGradKeyValue { shape }, offset);
+        [
+            first,
+            second,
+            third,
+            take(grad_key_value(&op, &call, &DEVICE)),
+        ]
+    }
+
+    #[test]
+    fn kernels_follow_size_and_alignment() {
+        let entries = |shape, offset| launches(shape, offset).map(|l| l.entry);
+        let large = entries(shape(8, 1024, [12, 12, 64]), 256);
+        assert_eq!(large[0], "attention_f32_d64");
+        assert_eq!(large[1], "attention_delta_f32_d64");
+        assert_eq!(large[2], "attention_grad_query_f32_d64");
+        assert_eq!(large[3], "attention_grad_key_value_f32_d64");
+        let small = entries(shape(32, 32, [4, 2, 32]), 256);
+        assert_eq!(small[0], "attention_f32_d32_small");
+        assert_eq!(small[2], "attention_grad_query_f32_d32_small");
+        assert_eq!(small[3], "attention_grad_key_value_f32_d32_small");
+        for any in [
+            entries(shape(8, 1024, [12, 12, 64]), 4),
+            entries(shape(8, 1024, [12, 12, 48]), 256),
+        ] {
+            assert!(
+                any.iter().all(|entry| entry.ends_with("_f32_any")),
+                "{any:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn blocks_cover_all_rows_and_fit_the_device() {
+        for head_dim in (2..=256).step_by(2) {
+            for (batch, seq_len) in [(1, 1), (2, 33), (8, 1024), (1, 32_768)] {
+                for offset in [4, 256] {
+                    let shape = shape(batch, seq_len, [6, 2, head_dim]);
+                    let [first, _, third, last] = launches(shape, offset);
+                    for (launch, kernels) in [
+                        (first, &FORWARD),
+                        (third, &GRAD_QUERY),
+                        (last, &GRAD_KEY_VALUE),
+                    ] {
+                        let kernel = kernels.iter().find(|k| k.entry == launch.entry).unwrap();
+                        assert!(launch.grid[1] as usize * kernel.rows >= seq_len);
+                        assert!((launch.grid[1] as usize - 1) * kernel.rows < seq_len);
+                        assert!(launch.shared_bytes <= DEVICE.shared_bytes_per_block);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_batch_and_another_op_launch_nothing() {
+        let (op, call) = placed(
+            Attention {
+                shape: shape(0, 8, [2, 1, 4]),
+            },
+            0,
+        );
+        assert_eq!(forward(&op, &call, &DEVICE), CallLaunches::default());
+        assert_eq!(delta(&op, &call, &DEVICE), CallLaunches::default());
+        assert_eq!(grad_query(&op, &call, &DEVICE), CallLaunches::default());
+        assert_eq!(grad_key_value(&op, &call, &DEVICE), CallLaunches::default());
+    }
+}
