@@ -2,13 +2,14 @@
 // see what other blocks wrote. Under BITSTEP_HOST each goes to a plain form with the same result.
 #pragma once
 
-// Copies 4 bytes, both addresses a multiple of 4.
-__device__ __forceinline__ void copy_async_4(float* to, const float* from) {
+// Copies the float at index `at` to the same index, both addresses a multiple of 4. A constant index goes
+// into the instruction, as one address is converted for all of them.
+__device__ __forceinline__ void copy_async_4(float* to, const float* from, unsigned at = 0) {
 #ifdef BITSTEP_HOST
-    emu_cp_async(to, from, 4);
+    emu_cp_async(to + at, from + at, 4);
 #else
-    const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+    const unsigned address = (unsigned)__cvta_generic_to_shared(to) + 4 * at;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from + at) : "memory");
 #endif
 }
 

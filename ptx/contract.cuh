@@ -460,4 +460,80 @@ __device__ __forceinline__ bool last_arrival(unsigned* counter, unsigned expecte
     return last != 0;
 }
 
+/// Where the fold of a token sum leaves column j: `out[j]`.
+struct ToRow {
+    float* out;
+    __device__ __forceinline__ void operator()(unsigned j, float sum) const { out[j] = sum; }
+};
+
+/// Equal sets of leaves in memory: leaf i of set s, column j, lies at `s * set_stride + i * leaf_stride + j`.
+struct LeafSets {
+    float* at;
+    unsigned columns;
+    unsigned sets;
+    size_t set_stride;
+    size_t leaf_stride;
+};
+
+/// Folds every set in place by the whole block, 16 nodes a thread and round, so that by fact (2) each set's
+/// root ends at its first leaf; `count(s)` is the number of leaves of set s, at most `most`, at least 1.
+/// With one set, `done(j, root)` is called where a root is made. All threads of the block call it.
+template <typename Count, typename Done>
+__device__ __forceinline__ void fold_sets(const LeafSets& leaves, unsigned most, Count count, Done done) {
+    const unsigned threads = blockDim.x * blockDim.y;
+    const unsigned me = threadIdx.y * blockDim.x + threadIdx.x;
+    unsigned span = 1;
+    do {
+        const unsigned groups = (most + 16 * span - 1) / (16 * span);
+        const unsigned work = leaves.sets * groups * leaves.columns;
+        for (unsigned w = me; w < work; w += threads) {
+            const unsigned j = w % leaves.columns, g = w / leaves.columns % groups;
+            const unsigned s = w / leaves.columns / groups;
+            const unsigned nodes = (count(s) + span - 1) / span;
+            if (16 * g >= nodes) continue;
+            const unsigned n = nodes - 16 * g < 16 ? nodes - 16 * g : 16;
+            const size_t stride = span * leaves.leaf_stride;
+            float* p = leaves.at + s * leaves.set_stride + 16 * g * stride + j;
+            float leaf[16];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) leaf[i] = i < n ? load_other(p + i * stride) : 0.0f;
+            const float root = tree_registers(leaf, n);
+            if (leaves.sets == 1 && groups == 1) done(j, root);
+            else *p = root;
+        }
+        __syncthreads();
+        span *= 16;
+    } while (span < most);
+}
+
+/// What the blocks of a token sum share: for each group of pieces a row of `pitch` floats that its block
+/// has written (`row(grain, group)`), and a counter that stands at 0.
+struct GroupRows {
+    float* at;
+    unsigned pitch;
+    unsigned* counter;
+
+    __device__ __forceinline__ float* row(const TokenCut& cut, unsigned grain, unsigned group) const {
+        return at + ((size_t)grain * cut.groups_per_grain() + group) * pitch;
+    }
+};
+
+/// Counts this block's row in; the last block folds `columns` columns of all rows from column `first` on and
+/// calls `done(j, sum)` for each j below `columns`. All threads of every block call it, once a row.
+template <typename Done>
+__device__ __forceinline__ void fold_rows(const TokenCut& cut, const GroupRows& rows, unsigned first,
+                                          unsigned columns, Done done) {
+    const unsigned grains = cut.grains(), most = cut.groups_per_grain();
+    const unsigned total = (grains - 1) * most + cut.groups(grains - 1);
+    if (!last_arrival(rows.counter, total)) return;
+    const size_t set_stride = (size_t)most * rows.pitch;
+    auto groups = [&](unsigned s) { return cut.groups(s); };
+    if (grains > 1 && most > 1)
+        fold_sets(LeafSets{rows.at + first, columns, grains, set_stride, rows.pitch}, most, groups, done);
+    if (grains > 1)
+        fold_sets(LeafSets{rows.at + first, columns, 1, 0, set_stride}, grains, [&](unsigned) { return grains; }, done);
+    else
+        fold_sets(LeafSets{rows.at + first, columns, 1, 0, rows.pitch}, most, groups, done);
+}
+
 }  // namespace contract

@@ -132,7 +132,7 @@ __device__ __forceinline__ void exchange(float* kept, float* due, const Row& row
 #pragma unroll
         for (unsigned i = 0; i < BATCH; i++) {
             if (WHOLE || i * LANES < left) {
-                copy_async_4(kept + i * LANES, next + i * LANES);
+                copy_async_4(kept, next, i * LANES);
             }
         }
     }
@@ -216,10 +216,11 @@ extern "C" __global__ void __launch_bounds__(LANES, 2) cross_entropy_f32(
                 // A thread reads only what it copied itself, so no barrier is needed.
                 copy_async_wait<LAG>();
                 const unsigned at = (s - LAG) * STEP + t;
+                const float* in = cache + at;
                 if ((s - LAG + 1) * STEP <= kept) {
 #pragma unroll
                     for (unsigned i = 0; i < BATCH; i++) {
-                        max = greater_or_nan(max, cache[at + i * LANES]);
+                        max = greater_or_nan(max, in[i * LANES]);
                     }
                 } else {
                     for (unsigned i = at; i < kept; i += LANES) {
@@ -264,15 +265,15 @@ extern "C" __global__ void __launch_bounds__(LANES, 2) cross_entropy_f32(
         const float weight = weights[r];
         float sum = 0.0f;
         if (ordinary) {
-            unsigned at = t;
+            const float* in = cache + t;
             // A batch is added while the next one's exponentials are in work; it begins as harmless +0.0.
             float ready[BATCH] = {};
 #pragma unroll 2
-            for (unsigned s = 0; s < kept / STEP; s++, at += STEP) {
+            for (unsigned s = 0; s < kept / STEP; s++, in += STEP) {
                 float x[BATCH];
 #pragma unroll
                 for (unsigned i = 0; i < BATCH; i++) {
-                    x[i] = exp_of_nonpositive(__fsub_rn(cache[at + i * LANES], max));
+                    x[i] = exp_of_nonpositive(__fsub_rn(in[i * LANES], max));
                 }
 #pragma unroll
                 for (unsigned i = 0; i < BATCH; i++) {
@@ -284,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(LANES, 2) cross_entropy_f32(
             for (unsigned i = 0; i < BATCH; i++) {
                 sum = __fadd_rn(sum, ready[i]);
             }
-            for (; at < kept; at += LANES) {
+            for (unsigned at = kept / STEP * STEP + t; at < kept; at += LANES) {
                 sum = __fadd_rn(sum, exp_of_nonpositive(__fsub_rn(cache[at], max)));
             }
             for (unsigned s = 0; s < tail_steps; s++) {

@@ -26,7 +26,8 @@ struct Entry {
     unsigned blocks;
 };
 
-#define ROTATE(x, n) ((x) >> (n) | (x) << (32 - (n)))
+// One instruction, which shifts and an or are not.
+#define ROTATE(x, n) __funnelshift_r(x, x, n)
 
 #define G(a, b, c, d, x, y)              \
     a = a + b + (x);                     \
@@ -110,26 +111,36 @@ __device__ __forceinline__ void fold_values(unsigned* values, unsigned n, unsign
     }
 }
 
-// The 16 bytes from byte `at` of a region of `bytes` bytes, +0 behind its end.
-__device__ __forceinline__ uint4 load16(const unsigned char* base, u64 at, u64 bytes, unsigned alignment)
-{
-    uint4 x = {0, 0, 0, 0};
-    if (at + 16 <= bytes && alignment % 16 == 0) {
-        x = *(const uint4*)(base + at);
-    } else if (at + 16 <= bytes && alignment % 4 == 0) {
-        const unsigned* words = (const unsigned*)(base + at);
-        x = {words[0], words[1], words[2], words[3]};
-    } else if (at < bytes) {
-        unsigned w[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (unsigned i = 0; i < 16; i++) {
-            const unsigned byte = at + i < bytes ? base[at + i] : 0;
-            w[i / 4] |= byte << 8 * (i % 4);
+// Where a block's bytes lie.
+struct Source {
+    const unsigned char* base;
+    u64 bytes;
+    // Whether the base is a multiple of 4, and whether it is one of 16 and the block's chunks are all whole.
+    bool words, plain;
+
+    // The 16 bytes from byte `at`, +0 behind the region's end.
+    __device__ __forceinline__ uint4 load16(u64 at) const
+    {
+        if (plain) {
+            return *(const uint4*)(base + at);
         }
-        x = {w[0], w[1], w[2], w[3]};
+        unsigned w[4];
+#pragma unroll
+        for (unsigned k = 0; k < 4; k++) {
+            const u64 from = at + 4 * k;
+            if (words && from + 4 <= bytes) {
+                w[k] = *(const unsigned*)(base + from);
+                continue;
+            }
+            w[k] = 0;
+#pragma unroll 1
+            for (unsigned i = 0; i < 4 && from + i < bytes; i++) {
+                w[k] |= (unsigned)base[from + i] << 8 * i;
+            }
+        }
+        return {w[0], w[1], w[2], w[3]};
     }
-    return x;
-}
+};
 
 // The region that holds a block: the last one whose first block is not behind it.
 __device__ __forceinline__ unsigned region_of(const Entry* table, unsigned regions, unsigned block)
@@ -158,7 +169,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) digest_blake3_chunks(
     const unsigned index = region_of(table, regions, blockIdx.x);
     const Entry entry = table[index];
     const unsigned char* base = arena + entry.offset;
-    const unsigned alignment = (unsigned)((u64)base & 15);
     const u64 first = (u64)(blockIdx.x - entry.first_block) * THREADS;
     const u64 all = entry.bytes > 0 ? (entry.bytes + CHUNK - 1) / CHUNK : 1;
     const unsigned count = all - first < THREADS ? (unsigned)(all - first) : THREADS;
@@ -169,12 +179,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) digest_blake3_chunks(
         begin >= entry.bytes ? 0 : (entry.bytes - begin < CHUNK ? (unsigned)(entry.bytes - begin) : CHUNK);
     const unsigned blocks = length > 64 ? (length + 63) / 64 : 1;
     // A warp loads 64 bytes of each of its 32 chunks together: 4 threads a chunk, 8 chunks at a time.
-    const u64 source = (first + (t - lane) + lane / 4) * CHUNK + lane % 4 * 16;
+    const u64 from = (first + (t - lane) + lane / 4) * CHUNK + lane % 4 * 16;
     unsigned* const target = staged + (t - lane + lane / 4) * STRIDE + lane % 4 * 4;
+    const Source source = {base, entry.bytes, (u64)base % 4 == 0,
+                           (u64)base % 16 == 0 && (first + THREADS) * CHUNK <= entry.bytes};
     uint4 ahead[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        ahead[j] = load16(base, source + j * 8 * CHUNK, entry.bytes, alignment);
+        ahead[j] = source.load16(from + j * 8 * CHUNK);
     }
     unsigned cv[8];
     start_value(cv);
@@ -196,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) digest_blake3_chunks(
         if (b + 1 < CHUNK / 64) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                ahead[j] = load16(base, source + j * 8 * CHUNK + (b + 1) * 64, entry.bytes, alignment);
+                ahead[j] = source.load16(from + j * 8 * CHUNK + (b + 1) * 64);
             }
         }
         if (b < blocks) {
