@@ -1,4 +1,4 @@
-// Asynchronous copies from global to shared memory (PTX ISA, cp.async). A host build emulates them by emu_cp_async.
+// Asynchronous copies from global to shared memory (PTX ISA, cp.async). A host build has its own.
 #ifndef BITSTEP_ASYNC_CUH
 #define BITSTEP_ASYNC_CUH
 
