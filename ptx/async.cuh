@@ -25,6 +25,17 @@ __device__ __forceinline__ void copy_async_4(float* to, const float* from, bool 
 #endif
 }
 
+// Copies the float at index `at` to the same index, both addresses a multiple of 4. A constant index goes
+// into the instruction, as one address is converted for all of them.
+__device__ __forceinline__ void copy_async_at(float* to, const float* from, unsigned at) {
+#ifdef BITSTEP_HOST
+    emu_cp_async(to + at, from + at, 4);
+#else
+    const unsigned address = (unsigned)__cvta_generic_to_shared(to) + 4 * at;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from + at) : "memory");
+#endif
+}
+
 // Closes the group of this thread's copies since the last call.
 __device__ __forceinline__ void copy_async_commit() {
 #ifdef BITSTEP_HOST

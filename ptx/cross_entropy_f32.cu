@@ -132,7 +132,7 @@ __device__ __forceinline__ void exchange(float* kept, float* due, const Row& row
 #pragma unroll
         for (unsigned i = 0; i < BATCH; i++) {
             if (WHOLE || i * LANES < left) {
-                copy_async_4(kept, next, i * LANES);
+                copy_async_at(kept, next, i * LANES);
             }
         }
     }

@@ -42,15 +42,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] with the bytes that were asked for.
-<<<<<<< HEAD
-    fn allocate(
-        &self,
-        layout: &Layout,
-        calls: &[PlacedCall],
-    ) -> Result<Self::Arena, DeviceError>;
-=======
     fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<Self::Arena, DeviceError>;
->>>>>>> main
 
     /// The identity of an arena.
     fn arena_id(&self, arena: &Self::Arena) -> ArenaId;

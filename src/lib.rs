@@ -1,5 +1,6 @@
 //! bitstep: a training engine whose bits are defined by a written contract.
 
+pub mod any_device;
 pub mod backend;
 pub mod cli;
 pub mod cpu;

@@ -134,16 +134,17 @@ impl CudaBackend {
         regions: &[Region],
     ) -> Result<Vec<blake3::Hash>, DeviceError> {
         let planned = digest::plan(regions);
-        let results = planned.results.clone();
+        for &region in regions {
+            arena.address(region)?;
+        }
+        arena.write(arena.workspace_region(0, planned.table.len()), &planned.table)?;
         self.run(arena, planned.launches)?;
-        results
-            .into_iter()
-            .map(|offset| {
-                let mut bytes = [0; 32];
-                arena.read(arena.workspace_region(offset, 32), &mut bytes)?;
-                Ok(blake3::Hash::from_bytes(bytes))
-            })
-            .collect()
+        // The digests stand side by side, so one copy brings all of them.
+        let first = planned.results.first().copied().unwrap_or(0);
+        let mut bytes = vec![0; planned.results.len() * blake3::OUT_LEN];
+        arena.read(arena.workspace_region(first, bytes.len()), &mut bytes)?;
+        let digests = bytes.as_chunks::<{ blake3::OUT_LEN }>().0;
+        Ok(digests.iter().copied().map(blake3::Hash::from_bytes).collect())
     }
 }
 

@@ -20,6 +20,7 @@ pub mod products;
 pub mod ptx;
 pub mod rms_norm;
 pub mod rope;
+mod rows;
 pub mod swiglu;
 pub mod tree_add;
 
