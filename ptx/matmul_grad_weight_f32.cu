@@ -1,0 +1,151 @@
+// dweight[o, i] (+)= sum_t dy[t, o] * x[t, i]: an fma chain over ascending tokens within a piece, pieces and
+// grains folded by the balanced tree.
+//
+// A block computes one piece of one output tile. With more than one piece it leaves its partial sums in the
+// workspace, and the block that arrives last at a tile folds them: every thread the outputs that it would
+// have computed itself. Partials lie in the order of the threads' registers, so that all of it is 16-byte
+// accesses whatever the matrix's shape.
+#include "gemm_f32.cuh"
+
+struct Cut {
+    unsigned tokens, grain, piece;
+    // Pieces of a whole grain, and of all grains.
+    unsigned pieces_of_grain, pieces;
+};
+
+__device__ __forceinline__ float4 sum4(float4 a, float4 b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
+// The tree over 1 to 8 leaves: the largest power of two below n on the left is folding neighbours level by
+// level, an odd last one kept.
+__device__ __forceinline__ float4 fold_eight(const float4* leaves, size_t stride, unsigned n) {
+    float4 v[8];
+#pragma unroll
+    for (unsigned i = 0; i < 8; ++i) {
+        if (i < n) v[i] = __ldcg(leaves + i * stride);
+    }
+#pragma unroll
+    for (unsigned half = 1; half < 8; half *= 2) {
+#pragma unroll
+        for (unsigned i = 0; i < 8; i += 2 * half) {
+            if (i + half < n) v[i] = sum4(v[i], v[i + half]);
+        }
+    }
+    return v[0];
+}
+
+// The tree over any number of leaves, eight at a time; the leaves are overwritten.
+__device__ __forceinline__ float4 fold_many(float4* leaves, size_t stride, unsigned n) {
+    while (n > 8) {
+        const unsigned eights = (n + 7) / 8;
+        for (unsigned e = 0; e < eights; ++e) {
+            leaves[e * stride] = fold_eight(leaves + e * 8 * stride, stride, least(8, n - e * 8));
+        }
+        n = eights;
+    }
+    return fold_eight(leaves, stride, n);
+}
+
+// Pieces within grains, then the grains.
+__device__ __forceinline__ float4 fold_grains(float4* leaves, size_t stride, unsigned pieces, unsigned of_grain) {
+    unsigned grains = 0;
+    for (unsigned first = 0; first < pieces; first += of_grain, ++grains) {
+        leaves[grains * stride] = fold_many(leaves + first * stride, stride, least(of_grain, pieces - first));
+    }
+    return fold_many(leaves, stride, grains);
+}
+
+// Whether this block is the last of `blocks` to come here with what it has written; the counter is zero again
+// after the last.
+__device__ __forceinline__ bool last_to_arrive(unsigned* counter, unsigned blocks) {
+    __shared__ unsigned before;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        before = atomicAdd(counter, 1u);
+        if (before + 1 == blocks) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return before + 1 == blocks;
+}
+
+template <class Tile>
+__device__ __forceinline__ void weight_tile(const float* dy, const float* x, float* dweight, unsigned* arrivals,
+                                            float4* partials, unsigned n_in, unsigned n_out, const Cut& cut,
+                                            unsigned add) {
+    constexpr unsigned QUADS_OF_ROW = Tile::PER_COLUMN / 4, QUADS = Tile::PER_ROW * QUADS_OF_ROW;
+    // What is needed after the chains waits in shared memory: the chains need all registers.
+    __shared__ unsigned place[4];
+    float acc[Tile::PER_ROW][Tile::PER_COLUMN];
+    clear(acc);
+    {
+        const unsigned tiles_m = (n_out + Tile::ROWS - 1) / Tile::ROWS;
+        const unsigned tiles_n = (n_in + Tile::COLUMNS - 1) / Tile::COLUMNS;
+        // All tiles of a piece follow each other: they share its tokens.
+        const unsigned piece = blockIdx.x / (tiles_m * tiles_n), tile = blockIdx.x % (tiles_m * tiles_n);
+        unsigned tile_m, tile_n;
+        place_tile(tile, tiles_m, tiles_n, tile_m, tile_n);
+        if (threadIdx.x == 0) {
+            place[0] = tile_m * Tile::ROWS, place[1] = tile_n * Tile::COLUMNS;
+            place[2] = tile, place[3] = piece;
+        }
+        const unsigned grain = piece / cut.pieces_of_grain;
+        const size_t start = (size_t)grain * cut.grain + (size_t)(piece % cut.pieces_of_grain) * cut.piece;
+        const size_t grain_end = (size_t)(grain + 1) * cut.grain;
+        const size_t end = grain_end < cut.tokens ? grain_end : cut.tokens;
+        const unsigned terms = start < end ? (unsigned)(end - start < cut.piece ? end - start : cut.piece) : 0;
+        Tile::run(Product{dy + start * n_out, x + start * n_in, n_out, n_in, terms}, tile_m * Tile::ROWS,
+                  tile_n * Tile::COLUMNS, acc);
+    }
+    __syncthreads();
+    Output out(dweight, n_out, n_in, add != 0);
+    out.row0 = place[0], out.column0 = place[1];
+    const unsigned tile = place[2], piece = place[3];
+    if (cut.pieces == 1) {
+        store_tile<Tile>(out, acc);
+        return;
+    }
+    const size_t stride = QUADS * Tile::THREADS;
+    float4* leaves = partials + (size_t)tile * cut.pieces * stride + threadIdx.x;
+#pragma unroll
+    for (unsigned q = 0; q < QUADS; ++q) {
+        const float* v = &acc[q / QUADS_OF_ROW][q % QUADS_OF_ROW * 4];
+        leaves[piece * stride + q * Tile::THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    if (!last_to_arrive(arrivals + tile, cut.pieces)) return;
+    // With a power of two in a grain the tree over grains is the upper part of one tree over pieces.
+    const bool one_tree = cut.pieces <= cut.pieces_of_grain || (cut.pieces_of_grain & (cut.pieces_of_grain - 1)) == 0;
+    const bool short_tree = one_tree && cut.pieces <= 8;
+#pragma unroll 1
+    for (unsigned q = 0; q < QUADS; ++q) {
+        float4* at = leaves + q * Tile::THREADS;
+        const float4 v = short_tree ? fold_eight(at, stride, cut.pieces)
+                                    : fold_grains(at, stride, cut.pieces, cut.pieces_of_grain);
+        store_quad<Tile>(out, q / QUADS_OF_ROW, q % QUADS_OF_ROW * 4, v);
+    }
+}
+
+#define GRAD_WEIGHT(NAME, TILE, BLOCKS)                                                                           \
+    extern "C" __global__ void __launch_bounds__(TILE::THREADS, BLOCKS) matmul_grad_weight_f32_##NAME(            \
+        const float* __restrict__ dy, const float* __restrict__ x, float* dweight, unsigned* arrivals,            \
+        float4* partials, unsigned n_in, unsigned n_out, unsigned tokens, unsigned grain, unsigned piece,         \
+        unsigned pieces_of_grain, unsigned pieces, unsigned add) {                                                \
+        weight_tile<TILE>(dy, x, dweight, arrivals, partials, n_in, n_out,                                        \
+                          Cut{tokens, grain, piece, pieces_of_grain, pieces}, add);                               \
+    }
+
+using Tile128x128 = Large<128, 128, 8, 8, 8, Inner::OUTER, Inner::OUTER, true>;
+using Tile128x64 = Large<128, 64, 16, 8, 8, Inner::OUTER, Inner::OUTER, true>;
+using Tile64x32 = Small<64, 32, 32, 3, 4, 4, Inner::OUTER, Inner::OUTER, true>;
+using Tile32x32 = Small<32, 32, 32, 5, 2, 4, Inner::OUTER, Inner::OUTER, true>;
+using Tile128x128Any = Large<128, 128, 8, 8, 8, Inner::OUTER, Inner::OUTER, false>;
+using Tile32x32Any = Small<32, 32, 32, 5, 2, 4, Inner::OUTER, Inner::OUTER, false>;
+
+GRAD_WEIGHT(128x128, Tile128x128, 2)
+GRAD_WEIGHT(128x64, Tile128x64, 4)
+GRAD_WEIGHT(64x32, Tile64x32, 4)
+GRAD_WEIGHT(32x32, Tile32x32, 4)
+GRAD_WEIGHT(128x128_any, Tile128x128Any, 2)
+GRAD_WEIGHT(32x32_any, Tile32x32Any, 4)
