@@ -40,3 +40,12 @@ pub struct CallLaunches {
     /// after the last: arrival counters.
     pub zeroed_bytes: usize,
 }
+
+/// What of a device decides a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceShape {
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// The most dynamic shared memory a block may ask for.
+    pub shared_bytes_per_block: u32,
+}
