@@ -1,0 +1,432 @@
+//! Linear layers on the GPU: which kernel of `ptx/matmul*_f32.cu` computes a product, and on what grid.
+//!
+//! A kernel computes whole chains, so the choice of a tile changes no bit.
+
+use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use crate::layout::{PlacedCall, Region};
+use crate::num::tree::TokenSum;
+use crate::op::Store;
+use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
+
+/// Where the partial sums begin is a multiple of this many bytes of the workspace.
+const PARTIALS_ALIGNMENT: usize = 256;
+
+/// Threads of a block that folds whole products.
+const FOLD_THREADS: u32 = 256;
+
+/// A tile of the output that one block computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tile {
+    T128x128,
+    T128x64,
+    T64x32,
+    T32x32,
+}
+
+impl Tile {
+    const ALL: [Tile; 4] = [Tile::T128x128, Tile::T128x64, Tile::T64x32, Tile::T32x32];
+
+    /// Rows and columns.
+    fn extents(self) -> [usize; 2] {
+        match self {
+            Tile::T128x128 => [128, 128],
+            Tile::T128x64 => [128, 64],
+            Tile::T64x32 => [64, 32],
+            Tile::T32x32 => [32, 32],
+        }
+    }
+
+    fn outputs(self) -> usize {
+        let [rows, columns] = self.extents();
+        rows * columns
+    }
+
+    fn threads(self) -> u32 {
+        match self {
+            Tile::T128x128 => 256,
+            _ => 128,
+        }
+    }
+
+    /// Cycles a multiprocessor needs for one term of a tile: the multiply-adds, 128 a cycle, and what
+    /// the loads from shared memory and the loop add to them.
+    fn cycles(self) -> usize {
+        match self {
+            Tile::T128x128 => 146,
+            Tile::T128x64 => 75,
+            Tile::T64x32 => 21,
+            Tile::T32x32 => 13,
+        }
+    }
+
+    /// The same for the only block of a multiprocessor, whose waits no other block fills.
+    fn cycles_alone(self) -> usize {
+        match self {
+            Tile::T128x128 => 175,
+            Tile::T128x64 => 105,
+            Tile::T64x32 => 24,
+            Tile::T32x32 => 15,
+        }
+    }
+}
+
+/// The sizes of a product `C[m, n]` in `pieces` pieces, and whether every operand may be read by 16 bytes.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    m: usize,
+    n: usize,
+    pieces: usize,
+    vectors: bool,
+}
+
+impl Work {
+    fn tiles(&self, tile: Tile) -> usize {
+        let [rows, columns] = tile.extents();
+        self.m.div_ceil(rows) * self.n.div_ceil(columns)
+    }
+
+    /// The tile with which the busiest multiprocessor is done first; the larger of two equals.
+    fn tile(&self, device: &DeviceShape) -> Tile {
+        let multiprocessors = device.multiprocessors.max(1) as usize;
+        let cycles = |tile: &Tile| {
+            let blocks = (self.tiles(*tile) * self.pieces).div_ceil(multiprocessors);
+            match blocks {
+                0 | 1 => tile.cycles_alone(),
+                _ => blocks * tile.cycles(),
+            }
+        };
+        // Operands that only 4-byte accesses reach are rare: they have kernels at both ends alone.
+        let tiles = Tile::ALL
+            .into_iter()
+            .filter(|tile| self.vectors || matches!(tile, Tile::T128x128 | Tile::T32x32));
+        tiles.min_by_key(cycles).unwrap_or(Tile::T32x32)
+    }
+}
+
+/// The kernels of one op: by tile for operands aligned to 16 bytes, and for any others.
+struct Entries {
+    aligned: [&'static str; 4],
+    any: [&'static str; 2],
+}
+
+macro_rules! entries {
+    ($stem:literal) => {
+        Entries {
+            aligned: [
+                concat!($stem, "_f32_128x128"),
+                concat!($stem, "_f32_128x64"),
+                concat!($stem, "_f32_64x32"),
+                concat!($stem, "_f32_32x32"),
+            ],
+            any: [
+                concat!($stem, "_f32_128x128_any"),
+                concat!($stem, "_f32_32x32_any"),
+            ],
+        }
+    };
+}
+
+impl Entries {
+    const FORWARD: Entries = entries!("matmul");
+    const GRAD_INPUT: Entries = entries!("matmul_grad_input");
+    const GRAD_WEIGHT: Entries = entries!("matmul_grad_weight");
+
+    fn get(&self, tile: Tile, vectors: bool) -> &'static str {
+        match (tile, vectors) {
+            (Tile::T128x128, true) => self.aligned[0],
+            (Tile::T128x64, _) => self.aligned[1],
+            (Tile::T64x32, _) => self.aligned[2],
+            (Tile::T32x32, true) => self.aligned[3],
+            (Tile::T128x128, false) => self.any[0],
+            (Tile::T32x32, false) => self.any[1],
+        }
+    }
+}
+
+/// Whether rows of `contiguous` elements from a region on start at multiples of 16 bytes.
+fn by_vectors(region: Region, contiguous: usize) -> bool {
+    region.offset.is_multiple_of(16) && contiguous.is_multiple_of(4)
+}
+
+/// Sizes reach kernels in 32 bits; no tensor that fits a GPU has a longer dimension.
+fn word(size: usize) -> Arg {
+    Arg::U32(u32::try_from(size).unwrap_or(u32::MAX))
+}
+
+fn launch(entries: &Entries, work: &Work, tile: Tile, args: Vec<Arg>) -> KernelLaunch {
+    let blocks = work.tiles(tile) * work.pieces;
+    KernelLaunch {
+        entry: entries.get(tile, work.vectors),
+        grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+        block: [tile.threads(), 1, 1],
+        shared_bytes: 0,
+        args,
+    }
+}
+
+fn one_launch(launch: KernelLaunch) -> CallLaunches {
+    CallLaunches {
+        launches: vec![launch],
+        ..CallLaunches::default()
+    }
+}
+
+/// `y = x · weightᵀ (+ bias)`; reads x, weight, bias, writes y.
+pub fn forward(op: &Matmul, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    let (x, weight, y) = (call.reads[0], call.reads[1], call.writes[0]);
+    let work = Work {
+        m: op.rows,
+        n: op.n_out,
+        pieces: 1,
+        vectors: by_vectors(x, op.n_in) && by_vectors(weight, op.n_in),
+    };
+    if op.rows == 0 || op.n_out == 0 {
+        return CallLaunches::default();
+    }
+    // Without a bias the kernel reads none; the argument must still be an address.
+    let bias = call.reads.get(2).copied().filter(|_| op.bias);
+    let args = vec![
+        Arg::Region(x),
+        Arg::Region(weight),
+        Arg::Region(bias.unwrap_or(y)),
+        Arg::Region(y),
+        word(op.rows),
+        word(op.n_in),
+        word(op.n_out),
+        Arg::U32(u32::from(bias.is_some())),
+    ];
+    one_launch(launch(&Entries::FORWARD, &work, work.tile(device), args))
+}
+
+/// `dx = dy · weight`; reads dy, weight, writes dx.
+pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    let (dy, weight) = (call.reads[0], call.reads[1]);
+    let work = Work {
+        m: op.rows,
+        n: op.n_in,
+        pieces: 1,
+        vectors: by_vectors(dy, op.n_out) && by_vectors(weight, op.n_in),
+    };
+    if op.rows == 0 || op.n_in == 0 {
+        return CallLaunches::default();
+    }
+    let args = vec![
+        Arg::Region(dy),
+        Arg::Region(weight),
+        Arg::Region(call.writes[0]),
+        word(op.rows),
+        word(op.n_in),
+        word(op.n_out),
+    ];
+    one_launch(launch(&Entries::GRAD_INPUT, &work, work.tile(device), args))
+}
+
+/// Pieces of a whole grain, and of all grains; one of each where there are no tokens, so that the
+/// output is still written.
+fn pieces(sum: &TokenSum) -> [usize; 2] {
+    let grain = sum.grain.clamp(1, sum.tokens.max(1));
+    [grain.div_ceil(sum.piece.max(1)), sum.pieces().max(1)]
+}
+
+/// `dweight (+)= dyᵀ · x`, cut into pieces and grains; reads dy, x, writes dweight.
+///
+/// With more than one piece the workspace holds an arrival counter a tile, then the partial tiles.
+pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    let (dy, x) = (call.reads[0], call.reads[1]);
+    let [pieces_of_grain, pieces] = pieces(&op.sum);
+    let work = Work {
+        m: op.n_out,
+        n: op.n_in,
+        pieces,
+        vectors: by_vectors(dy, op.n_out) && by_vectors(x, op.n_in),
+    };
+    if op.n_out == 0 || op.n_in == 0 {
+        return CallLaunches::default();
+    }
+    let tile = work.tile(device);
+    let tiles = work.tiles(tile);
+    let counters = (tiles * size_of::<u32>()).next_multiple_of(PARTIALS_ALIGNMENT);
+    // A single piece goes straight to its place; the arguments must still be addresses.
+    let dweight = Arg::Region(call.writes[0]);
+    let workspace = |offset| match pieces {
+        1 => dweight,
+        _ => Arg::Workspace { offset },
+    };
+    let args = vec![
+        Arg::Region(dy),
+        Arg::Region(x),
+        dweight,
+        workspace(0),
+        workspace(counters),
+        word(op.n_in),
+        word(op.n_out),
+        word(op.sum.tokens),
+        word(op.sum.grain.max(1)),
+        word(op.sum.piece.max(1)),
+        word(pieces_of_grain),
+        word(pieces),
+        Arg::U32(u32::from(op.store == Store::Add)),
+    ];
+    let mut launches = one_launch(launch(&Entries::GRAD_WEIGHT, &work, tile, args));
+    if pieces > 1 {
+        launches.zeroed_bytes = counters;
+        launches.workspace_bytes = counters + tiles * pieces * tile.outputs() * size_of::<f32>();
+    }
+    launches
+}
+
+/// Folds the products of the pieces that stand one after another, each `[n_out, n_in]`, at the
+/// workspace's start, into dweight.
+pub fn fold(op: &MatmulGradWeight, call: &PlacedCall, _: &DeviceShape) -> CallLaunches {
+    let dweight = call.writes[0];
+    let [pieces_of_grain, pieces] = pieces(&op.sum);
+    let outputs = op.n_out * op.n_in;
+    if outputs == 0 {
+        return CallLaunches::default();
+    }
+    let (entry, elements) = match by_vectors(dweight, outputs) {
+        true => ("matmul_grad_weight_f32_fold", outputs / 4),
+        false => ("matmul_grad_weight_f32_fold_any", outputs),
+    };
+    let blocks = elements.div_ceil(FOLD_THREADS as usize);
+    CallLaunches {
+        launches: vec![KernelLaunch {
+            entry,
+            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+            block: [FOLD_THREADS, 1, 1],
+            shared_bytes: 0,
+            args: vec![
+                Arg::Workspace { offset: 0 },
+                Arg::Region(dweight),
+                word(elements),
+                word(pieces_of_grain),
+                word(pieces),
+                Arg::U32(u32::from(op.store == Store::Add)),
+            ],
+        }],
+        workspace_bytes: pieces * outputs * size_of::<f32>(),
+        zeroed_bytes: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{Op, OpCall};
+
+    const H200: DeviceShape = DeviceShape {
+        multiprocessors: 132,
+        shared_bytes_per_block: 232_448,
+    };
+
+    /// A call whose operands follow each other from `start` on.
+    fn placed(op: impl Into<Op>, start: usize) -> PlacedCall {
+        let op = op.into();
+        let signature = op.rule().signature();
+        let mut offset = start;
+        let mut place = |elements: usize| {
+            let bytes = elements * 4;
+            let region = Region { offset, bytes };
+            offset += bytes;
+            region
+        };
+        PlacedCall {
+            reads: signature
+                .reads
+                .iter()
+                .map(|o| place(o.shape.elements()))
+                .collect(),
+            writes: signature
+                .writes
+                .iter()
+                .map(|o| place(o.shape.elements()))
+                .collect(),
+            call: OpCall {
+                op,
+                reads: Vec::new(),
+                writes: Vec::new(),
+            },
+        }
+    }
+
+    fn forward_entry(rows: usize, n_in: usize, n_out: usize, start: usize) -> (&'static str, u32) {
+        let op = Matmul {
+            rows,
+            n_in,
+            n_out,
+            bias: false,
+        };
+        let made = forward(&op, &placed(op.clone(), start), &H200);
+        (made.launches[0].entry, made.launches[0].grid[0])
+    }
+
+    #[test]
+    fn large_products_take_large_tiles_and_small_ones_fill_the_gpu() {
+        assert_eq!(
+            forward_entry(8192, 768, 2304, 0),
+            ("matmul_f32_128x128", 64 * 18)
+        );
+        assert_eq!(forward_entry(1024, 128, 128, 0), ("matmul_f32_32x32", 128));
+        assert_eq!(forward_entry(1024, 128, 256, 0), ("matmul_f32_64x32", 128));
+    }
+
+    #[test]
+    fn operands_that_vectors_cannot_reach_take_kernels_without_them() {
+        assert_eq!(forward_entry(1024, 128, 128, 4).0, "matmul_f32_32x32_any");
+        assert_eq!(forward_entry(1024, 127, 128, 0).0, "matmul_f32_32x32_any");
+        assert_eq!(
+            forward_entry(8192, 767, 2304, 0).0,
+            "matmul_f32_128x128_any"
+        );
+    }
+
+    fn weight_op(tokens: usize, grain: usize, piece: usize) -> MatmulGradWeight {
+        MatmulGradWeight {
+            n_in: 128,
+            n_out: 384,
+            sum: TokenSum {
+                tokens,
+                grain,
+                piece,
+            },
+            store: Store::Assign,
+        }
+    }
+
+    #[test]
+    fn the_workspace_holds_a_counter_a_tile_and_all_partials() {
+        let op = weight_op(1024, 1024, 128);
+        let made = grad_weight(&op, &placed(op.clone(), 0), &H200);
+        let [launch] = &made.launches[..] else {
+            panic!("{} launches", made.launches.len());
+        };
+        let tiles = launch.grid[0] as usize / 8;
+        assert_eq!(made.zeroed_bytes, (4 * tiles).next_multiple_of(256));
+        let partials = made.workspace_bytes - made.zeroed_bytes;
+        assert_eq!(partials, 8 * 384 * 128 * 4);
+        let whole = weight_op(1024, 1024, 1024);
+        let made = grad_weight(&whole, &placed(whole.clone(), 0), &H200);
+        assert_eq!((made.workspace_bytes, made.zeroed_bytes), (0, 0));
+    }
+
+    #[test]
+    fn pieces_are_counted_over_ragged_grains() {
+        let of = |tokens, grain, piece| pieces(&weight_op(tokens, grain, piece).sum);
+        assert_eq!(of(100, 40, 16), [3, 8]);
+        assert_eq!(of(100, 1000, 16), [7, 7]);
+        assert_eq!(of(0, 40, 16), [1, 1]);
+    }
+
+    #[test]
+    fn a_product_without_outputs_launches_nothing_and_one_without_terms_does() {
+        let op = |rows, n_in| Matmul {
+            rows,
+            n_in,
+            n_out: 4,
+            bias: false,
+        };
+        let launches = |op: Matmul| forward(&op, &placed(op.clone(), 0), &H200).launches.len();
+        assert_eq!(launches(op(0, 4)), 0);
+        assert_eq!(launches(op(4, 0)), 1);
+    }
+}
