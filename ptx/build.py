@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 
 NVRTC_VERSION = (12, 4)
 HERE = pathlib.Path(__file__).resolve().parent
@@ -69,6 +70,34 @@ def compile_ptx(lib, path, headers):
     return ptx.value
 
 
+def compile_alone(path):
+    """Compiles one file in a thread of a process of its own, without address randomisation.
+
+    NVRTC orders some of its work by the addresses of its own objects, so that the same source can give other
+    register names. A new thread allocates from a heap of its own, which starts at a multiple of 64 MiB whatever
+    the process did before; so the addresses, and with them the bytes of the result, are always the same.
+    """
+    no_randomize = lambda: ctypes.CDLL(None).personality(0x0040000)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import build; build.compile_here(sys.argv[2])"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(HERE), path.name], capture_output=True, check=False,
+        preexec_fn=no_randomize, env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"})
+    if run.returncode != 0:
+        sys.exit(run.stderr.decode())
+    return run.stdout
+
+
+def compile_here(name):
+    headers = sorted(HERE.glob("*.cuh"))
+    lib, result = load_nvrtc(), []
+    thread = threading.Thread(target=lambda: result.append(compile_ptx(lib, HERE / name, headers)))
+    thread.start()
+    thread.join()
+    if not result:
+        sys.exit(1)
+    sys.stdout.buffer.write(result[0])
+
+
 def kernels_of(ptx, path):
     """Each entry's parameter types and what ptxas says of it."""
     ptxas = SITE / "nvidia/cuda_nvcc/bin/ptxas"
@@ -103,7 +132,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="change nothing; fail if anything would change")
     parser.add_argument("names", nargs="*", help="only these .cu files")
     options = parser.parse_args()
-    lib = load_nvrtc()
+    load_nvrtc()
     headers = sorted(HERE.glob("*.cuh"))
     index_path = HERE / "index.json"
     old = json.loads(index_path.read_text()) if index_path.exists() else {}
@@ -113,7 +142,7 @@ def main():
             if path.stem in old:
                 index[path.stem] = old[path.stem]
             continue
-        ptx = compile_ptx(lib, path, headers)
+        ptx = compile_alone(path)
         used = b"".join([path.read_bytes()] + [h.read_bytes() for h in headers])
         index[path.stem] = {
             "source_sha256": hashlib.sha256(used).hexdigest(),

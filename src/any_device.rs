@@ -107,11 +107,7 @@ impl Backend for AnyDevice {
         }
     }
 
-    fn launch_graph(
-        &self,
-        arena: &mut AnyArena,
-        graph: &mut AnyGraph,
-    ) -> Result<(), DeviceError> {
+    fn launch_graph(&self, arena: &mut AnyArena, graph: &mut AnyGraph) -> Result<(), DeviceError> {
         match (self, arena, graph) {
             (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena), AnyGraph::Cpu(graph)) => {
                 cpu.launch_graph(arena, graph)
@@ -130,21 +126,11 @@ impl Backend for AnyDevice {
         }
     }
 
-    fn write(
-        &self,
-        arena: &mut AnyArena,
-        region: Region,
-        bytes: &[u8],
-    ) -> Result<(), DeviceError> {
+    fn write(&self, arena: &mut AnyArena, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
         on!(self, arena, (backend, memory) => backend.write(memory, region, bytes))
     }
 
-    fn read(
-        &self,
-        arena: &AnyArena,
-        region: Region,
-        bytes: &mut [u8],
-    ) -> Result<(), DeviceError> {
+    fn read(&self, arena: &AnyArena, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
         on!(self, arena, (backend, memory) => backend.read(memory, region, bytes))
     }
 

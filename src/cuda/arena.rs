@@ -103,12 +103,18 @@ impl CudaArena {
 
     /// A counter in the zeroed part of the workspace.
     pub(super) fn counter_region(&self, offset: usize) -> Region {
-        Region { offset: self.parts[0] + offset, bytes: 0 }
+        Region {
+            offset: self.parts[0] + offset,
+            bytes: 0,
+        }
     }
 
     /// Bytes among the partials.
     pub(super) fn workspace_region(&self, offset: usize, bytes: usize) -> Region {
-        Region { offset: self.parts[1] + offset, bytes }
+        Region {
+            offset: self.parts[1] + offset,
+            bytes,
+        }
     }
 
     /// All partials.
@@ -118,7 +124,10 @@ impl CudaArena {
 
     /// The library's own workspace.
     pub(super) fn library_workspace(&self) -> Region {
-        Region { offset: self.parts[2], bytes: self.workspace[2] }
+        Region {
+            offset: self.parts[2],
+            bytes: self.workspace[2],
+        }
     }
 
     /// The device address of a region.

@@ -6,8 +6,10 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use crate::layout::{PlacedCall, Region};
-use crate::op::Op;
-use crate::op::attention::{AttentionShape, KEY_TILE, score_scale};
+use crate::op::attention::{
+    Attention, AttentionDelta, AttentionGradKeyValue, AttentionGradQuery, AttentionShape, KEY_TILE,
+    score_scale,
+};
 
 /// Floats from one row of a block's square of pairs to the next; `SQUARE` in `ptx/attention.cuh`.
 const SQUARE_ROW: usize = KEY_TILE + 8;
@@ -203,27 +205,26 @@ fn one(launch: KernelLaunch) -> CallLaunches {
 }
 
 /// The output and `lse`: one launch, no workspace. Nothing for another op.
-pub fn forward(op: &Op, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    match op {
-        Op::Attention(op) => Pass::Forward.launch(&op.shape, call, device),
-        _ => CallLaunches::default(),
-    }
+pub fn forward(op: &Attention, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    Pass::Forward.launch(&op.shape, call, device)
 }
 
 /// The query columns of `dqkv`: one launch, no workspace. Nothing for another op.
-pub fn grad_query(op: &Op, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    match op {
-        Op::AttentionGradQuery(op) => Pass::GradQuery.launch(&op.shape, call, device),
-        _ => CallLaunches::default(),
-    }
+pub fn grad_query(
+    op: &AttentionGradQuery,
+    call: &PlacedCall,
+    device: &DeviceShape,
+) -> CallLaunches {
+    Pass::GradQuery.launch(&op.shape, call, device)
 }
 
 /// The key and value columns of `dqkv`: one launch, no workspace. Nothing for another op.
-pub fn grad_key_value(op: &Op, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    match op {
-        Op::AttentionGradKeyValue(op) => Pass::GradKeyValue.launch(&op.shape, call, device),
-        _ => CallLaunches::default(),
-    }
+pub fn grad_key_value(
+    op: &AttentionGradKeyValue,
+    call: &PlacedCall,
+    device: &DeviceShape,
+) -> CallLaunches {
+    Pass::GradKeyValue.launch(&op.shape, call, device)
 }
 
 /// Threads of a block of the delta kernels.
@@ -232,10 +233,7 @@ const DELTA_THREADS: usize = 256;
 const DELTA_UNDER_WAY: usize = 4;
 
 /// `delta`, one value a token and head: one launch, no workspace. Nothing for another op.
-pub fn delta(op: &Op, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let Op::AttentionDelta(op) = op else {
-        return CallLaunches::default();
-    };
+pub fn delta(op: &AttentionDelta, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let (head_dim, rows) = (
         op.shape.heads.head_dim,
         op.shape.rows() * op.shape.heads.n_heads,

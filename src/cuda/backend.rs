@@ -54,9 +54,11 @@ impl CudaBackend {
 
     /// Issues a call with the provider pinned for it; says what was issued.
     fn issue(&self, arena: &CudaArena, call: &PlacedCall) -> Result<Expected, DeviceError> {
-        if let (Some(Provider::Library(algorithm)), Some(lt), Some(product)) =
-            (self.products.pinned(call), &self.products.lt, library_product(call))
-        {
+        if let (Some(Provider::Library(algorithm)), Some(lt), Some(product)) = (
+            self.products.pinned(call),
+            &self.products.lt,
+            library_product(call),
+        ) {
             let operands = self.operands(arena, &product)?;
             lt.launch(&product.shape, &algorithm, &operands)?;
             let mut expected: Expected = vec![None];
@@ -103,7 +105,10 @@ impl CudaBackend {
         };
         let output = [call.writes[0]];
         let expected = self.digests(arena, &output)?;
-        let mut best = (self.time(|| self.run(arena, own.clone()).map(drop))?, Provider::Own);
+        let mut best = (
+            self.time(|| self.run(arena, own.clone()).map(drop))?,
+            Provider::Own,
+        );
         for algorithm in lt.candidates(&product.shape)? {
             self.products.pin(call, Provider::Library(algorithm));
             // A candidate that fails to launch is no candidate.
@@ -137,14 +142,21 @@ impl CudaBackend {
         for &region in regions {
             arena.address(region)?;
         }
-        arena.write(arena.workspace_region(0, planned.table.len()), &planned.table)?;
+        arena.write(
+            arena.workspace_region(0, planned.table.len()),
+            &planned.table,
+        )?;
         self.run(arena, planned.launches)?;
         // The digests stand side by side, so one copy brings all of them.
         let first = planned.results.first().copied().unwrap_or(0);
         let mut bytes = vec![0; planned.results.len() * blake3::OUT_LEN];
         arena.read(arena.workspace_region(first, bytes.len()), &mut bytes)?;
         let digests = bytes.as_chunks::<{ blake3::OUT_LEN }>().0;
-        Ok(digests.iter().copied().map(blake3::Hash::from_bytes).collect())
+        Ok(digests
+            .iter()
+            .copied()
+            .map(blake3::Hash::from_bytes)
+            .collect())
     }
 }
 
@@ -224,18 +236,34 @@ impl Backend for CudaBackend {
 
     fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<CudaArena, DeviceError> {
         let shape = self.device.shape();
-        let planned = calls.iter().map(|call| launches(&call.call.op, call, &shape));
+        let planned = calls
+            .iter()
+            .map(|call| launches(&call.call.op, call, &shape));
         let (mut counters, mut partials) = (0, 0);
         for call in planned {
             counters = counters.max(call.zeroed_bytes);
-            partials = partials.max(call.workspace_bytes - call.zeroed_bytes.min(call.workspace_bytes));
+            partials =
+                partials.max(call.workspace_bytes - call.zeroed_bytes.min(call.workspace_bytes));
         }
-        let products = calls.iter().filter_map(library_product).filter(|p| p.d.is_none());
-        let pieces = products.map(|p| p.shape.batch * p.shape.strides[2] * 4).max();
+        let products = calls
+            .iter()
+            .filter_map(library_product)
+            .filter(|p| p.d.is_none());
+        let pieces = products
+            .map(|p| p.shape.batch * p.shape.strides[2] * 4)
+            .max();
         let digests = digest::workspace_bytes(layout.regions());
         let partials = partials.max(pieces.unwrap_or(0)).max(digests);
-        let library = if self.products.lt.is_some() { WORKSPACE_BYTES } else { 0 };
-        CudaArena::zeroed(&self.device, layout.arena_bytes(), [counters, partials, library])
+        let library = if self.products.lt.is_some() {
+            WORKSPACE_BYTES
+        } else {
+            0
+        };
+        CudaArena::zeroed(
+            &self.device,
+            layout.arena_bytes(),
+            [counters, partials, library],
+        )
     }
 
     fn arena_id(&self, arena: &CudaArena) -> ArenaId {
@@ -315,13 +343,21 @@ impl Backend for CudaBackend {
                 .iter()
                 .map(|l| {
                     let ([x, y, z], [bx, by, bz]) = (l.grid, l.block);
-                    format!("{} <<<{x},{y},{z} x {bx},{by},{bz}, {}>>>", l.entry, l.shared_bytes)
+                    format!(
+                        "{} <<<{x},{y},{z} x {bx},{by},{bz}, {}>>>",
+                        l.entry, l.shared_bytes
+                    )
                 })
                 .collect();
             texts.join(" + ")
         };
         let calls = calls.iter().enumerate();
-        calls.map(|(call, placed)| Execution { call, kernel: describe(placed) }).collect()
+        calls
+            .map(|(call, placed)| Execution {
+                call,
+                kernel: describe(placed),
+            })
+            .collect()
     }
 
     fn write(
@@ -334,12 +370,7 @@ impl Backend for CudaBackend {
         arena.write(region, bytes)
     }
 
-    fn read(
-        &self,
-        arena: &CudaArena,
-        region: Region,
-        bytes: &mut [u8],
-    ) -> Result<(), DeviceError> {
+    fn read(&self, arena: &CudaArena, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
         same_length(region, bytes.len())?;
         arena.read(region, bytes)
     }

@@ -245,10 +245,14 @@ impl Device {
         self.bind()?;
         let events = Events::new(self)?;
         // SAFETY: the events and the stream live until after the calls.
-        self.check("cuEventRecord", unsafe { sys::cuEventRecord(events.0[0], self.stream) })?;
+        self.check("cuEventRecord", unsafe {
+            sys::cuEventRecord(events.0[0], self.stream)
+        })?;
         run()?;
         // SAFETY: as above.
-        self.check("cuEventRecord", unsafe { sys::cuEventRecord(events.0[1], self.stream) })?;
+        self.check("cuEventRecord", unsafe {
+            sys::cuEventRecord(events.0[1], self.stream)
+        })?;
         // SAFETY: as above.
         let status = unsafe { sys::cuEventSynchronize(events.0[1]) };
         self.check("cuEventSynchronize", status)?;

@@ -25,7 +25,9 @@ impl FromStr for GemmChoice {
         match text {
             "own" => Ok(GemmChoice::Own),
             "auto" => Ok(GemmChoice::Auto),
-            found => Err(DeviceError::UnknownGemm { found: found.to_owned() }),
+            found => Err(DeviceError::UnknownGemm {
+                found: found.to_owned(),
+            }),
         }
     }
 }
@@ -78,8 +80,16 @@ impl Products {
 
     /// What a product is pinned under: its op and the alignment of its operands.
     pub fn key(call: &PlacedCall) -> String {
-        let aligned = call.reads.iter().chain(&call.writes).all(|r| r.offset % 16 == 0);
-        format!("{} {}", call.call.op, if aligned { "aligned" } else { "unaligned" })
+        let aligned = call
+            .reads
+            .iter()
+            .chain(&call.writes)
+            .all(|r| r.offset % 16 == 0);
+        format!(
+            "{} {}",
+            call.call.op,
+            if aligned { "aligned" } else { "unaligned" }
+        )
     }
 
     /// The provider pinned for a call.
@@ -125,7 +135,11 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
             },
             a,
             b,
-            bias: if op.bias { Some(*call.reads.get(2)?) } else { None },
+            bias: if op.bias {
+                Some(*call.reads.get(2)?)
+            } else {
+                None
+            },
             d,
         }),
         Op::MatmulGradInput(op) => Some(LibraryProduct {
@@ -166,7 +180,11 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
                     ldd: op.n_in,
                     bias: false,
                     batch,
-                    strides: [sum.piece * op.n_in, sum.piece * op.n_out, op.n_in * op.n_out],
+                    strides: [
+                        sum.piece * op.n_in,
+                        sum.piece * op.n_out,
+                        op.n_in * op.n_out,
+                    ],
                 },
                 a,
                 b,
