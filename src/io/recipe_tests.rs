@@ -147,7 +147,11 @@ fn overrides_that_depend_on_each_other_change_together() {
     let mut recipe = small();
     assert!(recipe.set("golden.trace_steps=90").is_err());
     recipe
-        .set_all(["golden.trace_steps=90", "golden.steps=100", "golden.steps=120"])
+        .set_all([
+            "golden.trace_steps=90",
+            "golden.steps=100",
+            "golden.steps=120",
+        ])
         .expect("the outcome fits");
     assert_eq!((recipe.golden.trace_steps, recipe.golden.steps), (90, 120));
     assert!(
