@@ -28,11 +28,11 @@ use crate::plan::{Plan, ProgramKind};
 pub const FEWEST_WARMUP_STEPS: u32 = 2;
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait EngineState {}
 }
 
 /// A state of the engine.
-pub trait State: sealed::Sealed {
+pub trait State: sealed::EngineState {
     /// The state's name in messages.
     const NAME: &'static str;
 }
@@ -67,7 +67,7 @@ pub(super) struct Graphs<B: Backend> {
 
 macro_rules! states {
     ($($state:ty: $name:literal $(, $bound:ident)?);+ $(;)?) => {$(
-        impl $(<B: $bound>)? sealed::Sealed for $state {}
+        impl $(<B: $bound>)? sealed::EngineState for $state {}
         impl $(<B: $bound>)? State for $state {
             const NAME: &'static str = $name;
         }
