@@ -1,19 +1,45 @@
 //! A backend chosen at run time: the CPU or a CUDA device, for callers that cannot be generic.
 
+use std::rc::Rc;
+
 use crate::backend::{ArenaId, Backend, DeviceInfo, Execution};
 use crate::cpu::CpuBackend;
 use crate::cpu::arena::CpuArena;
 use crate::cpu::backend::CpuGraph;
+use crate::cpu::peak::fma_peak_gflops;
 use crate::cuda::CudaBackend;
 use crate::cuda::arena::CudaArena;
 use crate::cuda::graph::CudaGraph;
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 
-/// A backend of either kind.
+/// A backend of either kind. Clones of a CUDA backend share its modules and pinned providers.
+#[derive(Clone)]
 pub enum AnyDevice {
     Cpu(CpuBackend),
-    Cuda(Box<CudaBackend>),
+    Cuda(Rc<CudaBackend>),
+}
+
+impl AnyDevice {
+    /// The CPU backend, where it is one.
+    pub fn cpu(&self) -> Option<&CpuBackend> {
+        match self {
+            AnyDevice::Cpu(cpu) => Some(cpu),
+            AnyDevice::Cuda(_) => None,
+        }
+    }
+
+    /// The f32 operations a second that the device can do at most, a fused multiply-add counted as two:
+    /// measured for the CPU's threads, computed from clock and lanes for a GPU.
+    pub fn fma_peak(&self) -> f64 {
+        match self {
+            AnyDevice::Cpu(cpu) => {
+                let context = cpu.context();
+                fma_peak_gflops(context.path()) * 1e9 * context.threads() as f64
+            }
+            AnyDevice::Cuda(cuda) => cuda.device().info.fma_peak(),
+        }
+    }
 }
 
 /// An arena of either kind.

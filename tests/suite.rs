@@ -2,8 +2,10 @@
 
 mod cli;
 mod engine;
+mod gpu;
 mod ops;
 mod programs;
+mod ptx;
 mod snapshots;
 mod tidy;
 mod types;

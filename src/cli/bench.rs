@@ -12,9 +12,8 @@ use serde_json::json;
 use super::Outcome;
 use super::device::DeviceArguments;
 use super::machine;
+use crate::any_device::AnyDevice;
 use crate::backend::{ArenaId, Backend};
-use crate::cpu::CpuBackend;
-use crate::cpu::peak::fma_peak_gflops;
 use crate::data::Batch;
 use crate::engine::guard::{Facts, Guard};
 use crate::engine::run::Run;
@@ -53,7 +52,7 @@ struct Measured {
     first_replay_ms: f64,
     guard_us: f64,
     digest_gb_s: f64,
-    peak_gflops: f64,
+    peak: f64,
     profile: Option<Profile>,
 }
 
@@ -73,8 +72,8 @@ impl Bench {
 
     fn measure(
         &self,
-        run: &mut Run<CpuBackend>,
-        backend: &CpuBackend,
+        run: &mut Run<AnyDevice>,
+        backend: &AnyDevice,
         start: Instant,
     ) -> Result<Measured, Error> {
         // Warm-up, capture and proof, as a training run has them, up to the first replay.
@@ -116,7 +115,7 @@ impl Bench {
             first_replay_ms,
             guard_us,
             digest_gb_s,
-            peak_gflops: fma_peak_gflops(backend.context().path()),
+            peak: backend.fma_peak(),
             profile,
         })
     }
@@ -126,13 +125,13 @@ fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-fn next_batch(run: &Run<CpuBackend>) -> Result<Batch, Error> {
+fn next_batch(run: &Run<AnyDevice>) -> Result<Batch, Error> {
     let step = run.trainer.session().progress().taken;
     Ok(run.loader.batch_at(step)?)
 }
 
 /// What the checks before a replay cost: the graph's own and the guard's, over this run's slots.
-fn guard_microseconds(run: &mut Run<CpuBackend>, backend: &CpuBackend) -> Result<f64, Error> {
+fn guard_microseconds(run: &mut Run<AnyDevice>, backend: &AnyDevice) -> Result<f64, Error> {
     let hyper = *run.trainer.hyper_mut();
     let session = run.trainer.session();
     let (layout, manifest) = (&session.plan().layout, session.manifest().hash());
@@ -154,7 +153,7 @@ fn guard_microseconds(run: &mut Run<CpuBackend>, backend: &CpuBackend) -> Result
 }
 
 /// Gigabytes a second at which the parameters are digested.
-fn digest_rate(run: &mut Run<CpuBackend>) -> Result<f64, Error> {
+fn digest_rate(run: &mut Run<AnyDevice>) -> Result<f64, Error> {
     let session = run.trainer.session_mut();
     let bytes = session.plan().parameter_count() * 4;
     let mut best = f64::INFINITY;
@@ -180,17 +179,16 @@ impl Measured {
     }
 
     /// Floating-point operations a second of a replayed step, and their share of the peak.
-    fn flop_rate(&self, run: &Run<CpuBackend>, backend: &CpuBackend) -> (f64, f64) {
+    fn flop_rate(&self, run: &Run<AnyDevice>) -> (f64, f64) {
         let flops = run.trainer.session().plan().flops(ProgramKind::Step);
         let rate = flops as f64 / (self.median_ms() / 1e3);
-        let peak = self.peak_gflops * 1e9 * backend.context().threads() as f64;
-        (rate, rate / peak)
+        (rate, rate / self.peak)
     }
 
-    fn json(&self, run: &Run<CpuBackend>, backend: &CpuBackend) -> serde_json::Value {
+    fn json(&self, run: &Run<AnyDevice>, backend: &AnyDevice) -> serde_json::Value {
         let session = run.trainer.session();
         let plan = session.plan();
-        let (rate, share) = self.flop_rate(run, backend);
+        let (rate, share) = self.flop_rate(run);
         let profile = self.profile.as_ref().map(|profile| {
             let rows = profile.rows().into_iter();
             rows.map(|row| json!({"op": row.stem, "calls": row.calls, "ms": row.ms}))
@@ -200,8 +198,8 @@ impl Measured {
             "recipe": run.recipe.name,
             "machine": machine::processor(),
             "device": backend.info().description,
-            "threads": backend.context().threads(),
-            "simd": backend.context().path().name(),
+            "threads": backend.cpu().map(|cpu| cpu.context().threads()),
+            "simd": backend.cpu().map(|cpu| cpu.context().path().name()),
             "manifest": session.manifest().hash().to_hex().to_string(),
             "steps": self.replayed_ms.len(),
             "tokens_per_step": plan.tokens(),
@@ -216,7 +214,7 @@ impl Measured {
             "tokens_per_s": plan.tokens() as f64 / (self.median_ms() / 1e3),
             "flop_per_step": plan.flops(ProgramKind::Step),
             "flop_per_s": rate,
-            "peak_flop_per_s_per_thread": self.peak_gflops * 1e9,
+            "peak_flop_per_s": self.peak,
             "share_of_peak": share,
             "arena_bytes": plan.layout.arena_bytes(),
             "digest_gb_per_s": self.digest_gb_s,
@@ -225,11 +223,10 @@ impl Measured {
         })
     }
 
-    fn print(&self, run: &Run<CpuBackend>, backend: &CpuBackend) {
+    fn print(&self, run: &Run<AnyDevice>, backend: &AnyDevice) {
         let session = run.trainer.session();
         let plan = session.plan();
-        let threads = backend.context().threads();
-        let (rate, share) = self.flop_rate(run, backend);
+        let (rate, share) = self.flop_rate(run);
         say!(
             "{}: {} tokens a step, {} parameters, {} timed steps of each kind",
             run.recipe.name,
@@ -258,10 +255,10 @@ impl Measured {
             plan.tokens() as f64 / (self.median_ms() / 1e3)
         );
         say!(
-            "  arithmetic     {:.1} GFLOP/s, {:.1} % of {threads} x {:.1} GFLOP/s (measured FMA peak)",
+            "  arithmetic     {:.1} GFLOP/s, {:.1} % of the FMA peak, {:.1} GFLOP/s",
             rate / 1e9,
             share * 100.0,
-            self.peak_gflops
+            self.peak / 1e9
         );
         say!("  arena          {} bytes", plan.layout.arena_bytes());
         say!(
@@ -294,7 +291,7 @@ struct ProfileRow {
 }
 
 impl Profile {
-    fn new(run: &Run<CpuBackend>, steps: u32) -> Self {
+    fn new(run: &Run<AnyDevice>, steps: u32) -> Self {
         let plan = run.trainer.session().plan();
         let calls = plan.calls(ProgramKind::Step).iter();
         let calls: Vec<_> = calls
@@ -365,12 +362,12 @@ impl Profile {
     }
 }
 
-impl Observe<CpuBackend> for Profile {
+impl Observe<AnyDevice> for Profile {
     fn after(
         &mut self,
         index: usize,
         _call: &PlacedCall,
-        _arena: (&CpuBackend, &<CpuBackend as Backend>::Arena),
+        _arena: (&AnyDevice, &<AnyDevice as Backend>::Arena),
     ) -> Result<(), DeviceError> {
         let now = Instant::now();
         if let Some(seconds) = self.seconds.get_mut(index) {

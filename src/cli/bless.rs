@@ -33,7 +33,7 @@ impl Bless {
         check_allowed(std::env::var_os("CI").as_deref(), &self.because)?;
         let recipe = Recipe::from_path(&self.recipe)?;
         let path = self.recipe.with_extension("golden");
-        let first = self.device.open()?;
+        let first = self.device.open_cpu()?;
         let second = another_way(first.context())?;
         let ways = [way(&first), way(&second)];
         let blessed = bless(&recipe, &path, &self.because, (first, second))?;

@@ -72,7 +72,7 @@ fn features() -> Vec<&'static str> {
 }
 
 fn print_cuda(cuda: &Cuda) {
-    say!("CUDA (this version trains on the CPU only; GPUs are listed and not used)");
+    say!("CUDA");
     let driver = cuda.driver.as_deref().unwrap_or("none loaded");
     say!("  driver      {driver}");
     for (name, place) in &cuda.libraries {

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::Outcome;
 use super::device::DeviceArguments;
-use crate::cpu::CpuBackend;
+use crate::any_device::AnyDevice;
 use crate::engine::session::Session;
 use crate::error::{Error, ExitCode, GoldenError};
 use crate::golden::flip::Flip;
@@ -56,7 +56,7 @@ impl Verify {
         })
     }
 
-    fn one(&self, path: &Path, backend: CpuBackend) -> Outcome {
+    fn one(&self, path: &Path, backend: AnyDevice) -> Outcome {
         let golden = GoldenFile::read(path)?;
         check_provable(path, &golden)?;
         let recipe = Recipe::from_path(&recipe_beside(path)?)?;
@@ -64,11 +64,11 @@ impl Verify {
         if let Some(flip) = flip {
             flip.check_step(golden.steps.len())?;
         }
-        let mut disturb = |step: u64, session: &mut Session<CpuBackend>| match flip {
+        let mut disturb = |step: u64, session: &mut Session<AnyDevice>| match flip {
             Some(flip) => flip.apply(step, session),
             None => Ok(()),
         };
-        let disturb: Option<Disturb<CpuBackend>> = match flip {
+        let disturb: Option<Disturb<AnyDevice>> = match flip {
             Some(_) => Some(&mut disturb),
             None => None,
         };

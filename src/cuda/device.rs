@@ -16,7 +16,7 @@ use crate::error::DeviceError;
 pub const OLDEST_CUDA: (i32, i32) = (12, 4);
 
 /// What is known about a device before it is opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GpuInfo {
     pub ordinal: usize,
     pub name: String,
@@ -24,6 +24,8 @@ pub struct GpuInfo {
     pub total_bytes: usize,
     pub multiprocessors: u32,
     pub shared_bytes_per_block: u32,
+    /// The highest clock of the multiprocessors.
+    pub clock_hz: f64,
     /// The CUDA version that the driver supports.
     pub driver_cuda: (i32, i32),
 }
@@ -130,8 +132,16 @@ fn describe(ordinal: i32, driver_cuda: (i32, i32)) -> Result<GpuInfo, DeviceErro
         shared_bytes_per_block: attribute(
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )? as u32,
+        clock_hz: f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) * 1e3,
         driver_cuda,
     })
+}
+
+impl GpuInfo {
+    /// The f32 operations a second of 128 lanes a multiprocessor at the highest clock.
+    pub fn fma_peak(&self) -> f64 {
+        f64::from(self.multiprocessors) * 128.0 * 2.0 * self.clock_hz
+    }
 }
 
 impl Device {

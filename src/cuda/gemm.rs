@@ -78,6 +78,8 @@ pub struct Lt {
 
 // SAFETY: the handle may be used from any thread, as cuBLASLt documents.
 unsafe impl Send for Lt {}
+// SAFETY: as above; every method takes the handle by value.
+unsafe impl Sync for Lt {}
 
 impl Lt {
     /// Opens the library where it is installed; `None` where it is not.

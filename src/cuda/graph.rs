@@ -133,6 +133,10 @@ fn nodes_of(device: &Device, graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode
     // SAFETY: a null list asks for the count, and `count` outlives the call.
     let status = unsafe { sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut count) };
     device.check("cuGraphGetNodes", status)?;
+    // The driver takes no list for a graph without nodes.
+    if count == 0 {
+        return Ok(Vec::new());
+    }
     let mut nodes = vec![std::ptr::null_mut(); count];
     // SAFETY: the list has room for `count` nodes.
     let status = unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };

@@ -1,8 +1,8 @@
 //! Which provider serves each matrix product: the engine's own kernel, or an admitted library algorithm.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::gemm::{Algorithm, Lt, LtShape};
 use crate::error::DeviceError;
@@ -65,7 +65,7 @@ pub struct LibraryProduct {
 pub struct Products {
     pub choice: GemmChoice,
     pub lt: Option<Lt>,
-    pinned: RefCell<BTreeMap<String, Provider>>,
+    pinned: Mutex<BTreeMap<String, Provider>>,
 }
 
 impl Products {
@@ -74,8 +74,12 @@ impl Products {
         Products {
             choice,
             lt,
-            pinned: RefCell::default(),
+            pinned: Mutex::default(),
         }
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Provider>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a product is pinned under: its op and the alignment of its operands.
@@ -94,18 +98,18 @@ impl Products {
 
     /// The provider pinned for a call.
     pub fn pinned(&self, call: &PlacedCall) -> Option<Provider> {
-        self.pinned.borrow().get(&Self::key(call)).cloned()
+        self.table().get(&Self::key(call)).cloned()
     }
 
     /// Pins a provider for a call.
     pub fn pin(&self, call: &PlacedCall, provider: Provider) {
-        self.pinned.borrow_mut().insert(Self::key(call), provider);
+        self.table().insert(Self::key(call), provider);
     }
 
     /// A hash over everything pinned; part of a graph's identity.
     pub fn fingerprint(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
-        for (key, provider) in self.pinned.borrow().iter() {
+        for (key, provider) in self.table().iter() {
             hasher.update(key.as_bytes());
             hasher.update(provider.describe().as_bytes());
         }

@@ -3,6 +3,7 @@
 mod common;
 mod faults;
 mod faulty;
+mod gpu;
 mod independence;
 mod states;
 mod steps;

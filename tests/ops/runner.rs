@@ -281,6 +281,7 @@ pub fn devices() -> &'static [Box<dyn Device>] {
                 devices.push(Box::new(CpuBackend::new(context)));
             }
         }
+        devices.extend(crate::gpu::backend().map(|cuda| Box::new(cuda) as Box<dyn Device>));
         devices
     })
 }

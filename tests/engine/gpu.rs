@@ -1,0 +1,154 @@
+//! The engine on a GPU: the same bits as on the CPU, replayed, proven and digested there.
+
+use bitstep::backend::Backend;
+use bitstep::cuda::CudaBackend;
+use bitstep::cuda::products::GemmChoice;
+use bitstep::engine::init::FreshInit;
+use bitstep::engine::{Hyper, Session, Trainer};
+use bitstep::error::{CaptureError, DeviceError};
+use bitstep::layout::Region;
+use bitstep::model::Family;
+use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use std::sync::Arc;
+
+use super::common::*;
+use crate::gpu;
+
+fn gpu_trainer(plan: &Arc<Plan>, cuda: CudaBackend) -> Trainer<CudaBackend> {
+    let mut trainer = Trainer::new(cuda, plan.clone(), Hyper::default(), 2).expect("an arena");
+    trainer.load(&FreshInit { seed: 3 }).expect("loads");
+    trainer
+}
+
+#[test]
+fn steps_and_replays_have_the_bits_of_the_cpu() {
+    for choice in [GemmChoice::Own, GemmChoice::Auto] {
+        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+            for tied in [false, true] {
+                let Some(cuda) = gpu::open(choice) else {
+                    return;
+                };
+                let config = PlanConfig::of(3, 70);
+                let plan = Arc::new(Plan::build(&model(family, tied), config).unwrap());
+                let mut on_gpu = gpu_trainer(&plan, cuda);
+                let mut on_cpu = trainer(&plan, Hyper::default(), 100);
+                for step in 0..8 {
+                    let batch = batch(&plan, step);
+                    let [a, b] = [on_cpu.step(&batch), on_gpu.step(&batch)].map(|r| r.unwrap());
+                    assert_eq!(a, b, "{family:?}, tied {tied}, {choice:?}, step {step}");
+                    let roots = (
+                        on_cpu.session_mut().root().unwrap(),
+                        on_gpu.session_mut().root().unwrap(),
+                    );
+                    assert_eq!(
+                        roots.0, roots.1,
+                        "{family:?}, tied {tied}, {choice:?}, step {step}"
+                    );
+                }
+                assert_eq!(on_gpu.session().state_name(), "replaying");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_thousand_replays_and_a_fresh_engine_give_one_root() {
+    let plan = plan(PlanConfig::of(4, 16));
+    let Some(first) = gpu::open(GemmChoice::Auto) else {
+        return;
+    };
+    let second = gpu::backend().unwrap();
+    let mut trainers = [gpu_trainer(&plan, first), gpu_trainer(&plan, second)];
+    let roots = trainers.each_mut().map(|trainer| {
+        for step in 0..1000 {
+            trainer.step(&batch(&plan, step % 7)).unwrap();
+        }
+        trainer.session_mut().root().unwrap()
+    });
+    assert_eq!(roots[0], roots[1]);
+}
+
+#[test]
+fn a_digest_on_the_device_is_that_of_its_bytes() {
+    let Some(cuda) = gpu::backend() else { return };
+    let plan = plan(PlanConfig::of(4, 16));
+    let mut arena = cuda.allocate(&plan.layout, &[]).unwrap();
+    let lengths = [1, 4, 63, 64, 65, 1023, 1024, 1025, 2048, 3072, 5000, 20_000];
+    let bytes: Vec<u8> = (0..20_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
+    for (index, bytes_long) in lengths.into_iter().enumerate() {
+        let region = Region {
+            offset: 256 * index,
+            bytes: bytes_long,
+        };
+        cuda.write(&mut arena, region, &bytes[..bytes_long])
+            .unwrap();
+        let digest = cuda.digest(&arena, &[region]).unwrap();
+        assert_eq!(
+            digest,
+            [blake3::hash(&bytes[..bytes_long])],
+            "{bytes_long} bytes"
+        );
+    }
+}
+
+#[test]
+fn a_failed_capture_leaves_the_stream_usable() {
+    let Some(cuda) = gpu::backend() else { return };
+    let plan = plan(PlanConfig::of(2, 6));
+    let calls = plan.layout.place(plan.calls(ProgramKind::Evaluate));
+    let mut arena = cuda.allocate(&plan.layout, &calls).unwrap();
+    let mut broken = calls.clone();
+    broken[3].writes[0].offset = 1 << 50;
+    let refused = cuda.capture(&mut arena, &broken).err();
+    assert!(
+        matches!(
+            refused,
+            Some(CaptureError::Device(DeviceError::OutOfArena { .. }))
+        ),
+        "{refused:?}"
+    );
+    let mut graph = cuda.capture(&mut arena, &calls).unwrap();
+    cuda.launch_graph(&mut arena, &mut graph).unwrap();
+    let mut byte = [0u8];
+    cuda.read(
+        &arena,
+        Region {
+            offset: 0,
+            bytes: 1,
+        },
+        &mut byte,
+    )
+    .unwrap();
+}
+
+#[test]
+fn graph_arena_and_engine_can_be_dropped_in_every_order() {
+    let plan = plan(PlanConfig::of(2, 6));
+    for order in 0..3 {
+        let Some(cuda) = gpu::backend() else { return };
+        let calls = plan.layout.place(plan.calls(ProgramKind::Evaluate));
+        let mut arena = cuda.allocate(&plan.layout, &calls).unwrap();
+        let graph = cuda.capture(&mut arena, &calls).unwrap();
+        match order {
+            0 => drop((graph, arena, cuda)),
+            1 => drop((cuda, graph, arena)),
+            _ => drop((arena, cuda, graph)),
+        }
+    }
+}
+
+#[test]
+fn an_arena_larger_than_the_device_is_refused_with_the_numbers() {
+    let Some(cuda) = gpu::backend() else { return };
+    let plan = plan(PlanConfig::of(1 << 14, 4096));
+    let refused = Session::new(cuda, plan).err();
+    let Some(DeviceError::DeviceMemory {
+        needed_bytes,
+        free_bytes,
+        ..
+    }) = refused
+    else {
+        panic!("expected a refusal, found {refused:?}");
+    };
+    assert!(needed_bytes > free_bytes);
+}

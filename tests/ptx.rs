@@ -1,0 +1,182 @@
+//! The committed PTX: what it may not contain, and that the Rust side launches what is there.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use bitstep::cuda::backend::launches;
+use bitstep::cuda::call::{Arg, DeviceShape};
+use bitstep::cuda::module::stem_of;
+use bitstep::cuda::ptx::PTX;
+use bitstep::model::decoder::Decoder;
+use bitstep::model::{Family, ModelConfig};
+use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use serde_json::Value;
+
+const DEVICE: DeviceShape = DeviceShape {
+    multiprocessors: 132,
+    shared_bytes_per_block: 232_448,
+};
+
+fn folder() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/ptx"))
+}
+
+fn index() -> Value {
+    let text = std::fs::read_to_string(folder().join("index.json")).expect("an index");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// The first instruction of a text that computes with floats and does not say how it rounds, or that
+/// adds floats in memory.
+fn inexact(ptx: &str) -> Option<&str> {
+    let rounded = ["add", "sub", "mul", "div", "fma", "sqrt", "rcp"];
+    let never = ["ex2", "lg2", "sin", "cos", "rsqrt", "tanh", "mad"];
+    ptx.lines().map(str::trim).find(|line| {
+        // A predicate may stand before the instruction.
+        let line = line
+            .strip_prefix('@')
+            .map_or(*line, |l| l.split_once(' ').map_or("", |p| p.1));
+        let word = line.split_whitespace().next().unwrap_or("");
+        let parts: Vec<&str> = word.trim_end_matches(';').split('.').collect();
+        let float = parts
+            .iter()
+            .any(|p| ["f16", "bf16", "f32", "f64"].contains(p));
+        let memory = ["atom", "red"].contains(&parts[0]);
+        let approximate = parts.iter().any(|p| ["approx", "ftz", "full"].contains(p));
+        let unrounded = rounded.contains(&parts[0]) && !parts.contains(&"rn");
+        float && (memory || approximate || unrounded || never.contains(&parts[0]))
+    })
+}
+
+#[test]
+fn every_float_operation_says_how_it_rounds_and_none_is_atomic() {
+    for (stem, text) in PTX {
+        assert_eq!(inexact(text), None, "{stem}");
+    }
+}
+
+#[test]
+fn an_operation_without_a_rounding_is_found() {
+    let bad = [
+        "add.f32 %f1, %f2, %f3;",
+        "@%p1 mul.ftz.rn.f32 %f1, %f2, %f3;",
+        "fma.f64 %fd1, %fd2, %fd3, %fd4;",
+        "div.approx.f32 %f1, %f2, %f3;",
+        "ex2.approx.ftz.f32 %f1, %f2;",
+        "red.global.add.f32 [%rd1], %f1;",
+        "atom.global.add.f64 %fd1, [%rd1], %fd2;",
+        "rsqrt.approx.f32 %f1, %f2;",
+    ];
+    for line in bad {
+        assert_eq!(inexact(line), Some(line));
+    }
+    let good = "fma.rn.f32 %f1, %f2, %f3, %f4;\nmax.f32 %f1, %f2, %f3;\nadd.s32 %r1, %r2, %r3;\n\
+        atom.global.add.u32 %r1, [%rd1], 1;\ncvt.rn.f32.f64 %f1, %fd1;";
+    assert_eq!(inexact(good), None);
+}
+
+#[test]
+fn the_embedded_files_are_those_of_the_folder_and_the_index() {
+    let listed: BTreeSet<String> = PTX.iter().map(|(stem, _)| (*stem).to_owned()).collect();
+    let files = |ending: &str| -> BTreeSet<String> {
+        let entries = std::fs::read_dir(folder()).expect("a folder").flatten();
+        let names = entries.filter_map(|e| e.file_name().into_string().ok());
+        names
+            .filter_map(|n| n.strip_suffix(ending).map(str::to_owned))
+            .collect()
+    };
+    let indexed: BTreeSet<String> = index()
+        .as_object()
+        .expect("a table")
+        .keys()
+        .cloned()
+        .collect();
+    assert_eq!(files(".cu"), listed);
+    assert_eq!(files(".ptx"), listed);
+    assert_eq!(indexed, listed);
+}
+
+#[test]
+fn no_kernel_spills() {
+    for (stem, file) in index().as_object().expect("a table") {
+        for (kernel, facts) in file["kernels"].as_object().expect("kernels") {
+            assert_eq!(facts["spill_bytes"], 0, "{stem}: {kernel}");
+        }
+    }
+}
+
+/// Plans that reach every op, in small and in large sizes, aligned and not.
+fn plans() -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+        for (batch, seq_len, d_model, head_dim, vocab_size) in [
+            (32, 32, 128, 32, 256),
+            (8, 1024, 768, 64, 50304),
+            (1, 3, 5, 2, 7),
+            (2, 70, 96, 128, 40),
+        ] {
+            let model = Decoder::new(ModelConfig {
+                family,
+                vocab_size,
+                d_model,
+                n_layers: 1,
+                n_heads: 4,
+                n_kv_heads: 2,
+                head_dim,
+                d_ff: 3 * d_model,
+                rope_theta: 1e4,
+                rms_norm_eps: 1e-6,
+                tie_embeddings: true,
+                max_seq_len: seq_len,
+                init_std: 0.02,
+            });
+            for grain in [1, batch] {
+                let config = PlanConfig {
+                    grain,
+                    ..PlanConfig::of(batch, seq_len)
+                };
+                plans.push(Plan::build(&model, config).expect("plans"));
+            }
+        }
+    }
+    plans
+}
+
+#[test]
+fn every_launch_has_the_signature_of_its_kernel() {
+    let index = index();
+    let mut reached = BTreeSet::new();
+    for plan in plans() {
+        for kind in [ProgramKind::Step, ProgramKind::Evaluate] {
+            for call in plan.layout.place(plan.calls(kind)) {
+                for launch in launches(&call.call.op, &call, &DEVICE).launches {
+                    let (stem, _) = stem_of(launch.entry).expect("a file for every kernel");
+                    let params = &index[stem]["kernels"][launch.entry]["params"];
+                    let given: Vec<&str> = launch.args.iter().map(width).collect();
+                    let expected: Vec<&str> = params
+                        .as_array()
+                        .unwrap_or_else(|| panic!("{} is not in {stem}", launch.entry))
+                        .iter()
+                        .map(|p| p.as_str().unwrap_or_default())
+                        .collect();
+                    assert_eq!(given, expected, "{}", launch.entry);
+                    reached.insert(launch.entry);
+                }
+            }
+        }
+    }
+    assert!(
+        reached.len() > 40,
+        "only {} kernels were reached",
+        reached.len()
+    );
+}
+
+/// How PTX declares a parameter of this kind.
+fn width(arg: &Arg) -> &'static str {
+    match arg {
+        Arg::Region(_) | Arg::Workspace { .. } => ".u64",
+        Arg::U32(_) => ".u32",
+        Arg::F32(_) => ".f32",
+    }
+}
