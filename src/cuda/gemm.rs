@@ -59,10 +59,19 @@ pub struct Algorithm {
 impl Algorithm {
     /// The configuration as the manifest's execution section lists it.
     pub fn describe(&self) -> String {
-        let [id, tile, stages, swizzle, custom, inner, cluster, split_k] = self.config;
+        let [
+            id,
+            tile,
+            stages,
+            swizzle,
+            custom,
+            mma_shape,
+            cluster,
+            split_k,
+        ] = self.config;
         format!(
             "cublasLt id {id} tile {tile} stages {stages} swizzle {swizzle} custom {custom} \
-             inner {inner} cluster {cluster} split-k {split_k} workspace {}",
+             mma {mma_shape} cluster {cluster} split-k {split_k} workspace {}",
             self.workspace_bytes
         )
     }

@@ -119,52 +119,29 @@ impl Products {
 
 /// The library's form of a product; `None` where it has none with the contract's bits: a sum that adds
 /// to its output, or pieces of different lengths.
+///
+/// The library is column-major, so a row-major matrix is its own transpose there: the weight or the
+/// layer's input comes first, and the output's columns are its rows.
 pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
     let (a, b) = (*call.reads.get(1)?, *call.reads.first()?);
-    let d = Some(*call.writes.first()?);
-    match &call.call.op {
-        Op::Matmul(op) => Some(LibraryProduct {
-            shape: LtShape {
-                m: op.n_out,
-                n: op.rows,
-                k: op.n_in,
-                transpose_a: true,
-                transpose_b: false,
-                lda: op.n_in,
-                ldb: op.n_in,
-                ldd: op.n_out,
-                bias: op.bias,
-                batch: 1,
-                strides: [0; 3],
-            },
-            a,
-            b,
-            bias: if op.bias {
+    let mut bias = None;
+    let mut d = Some(*call.writes.first()?);
+    let shape = match &call.call.op {
+        Op::Matmul(op) => {
+            bias = if op.bias {
                 Some(*call.reads.get(2)?)
             } else {
                 None
-            },
-            d,
-        }),
-        Op::MatmulGradInput(op) => Some(LibraryProduct {
-            shape: LtShape {
-                m: op.n_in,
-                n: op.rows,
-                k: op.n_out,
-                transpose_a: false,
-                transpose_b: false,
-                lda: op.n_in,
-                ldb: op.n_out,
-                ldd: op.n_in,
-                bias: false,
-                batch: 1,
-                strides: [0; 3],
-            },
-            a,
-            b,
-            bias: None,
-            d,
-        }),
+            };
+            LtShape {
+                transpose_a: true,
+                bias: op.bias,
+                ..plain([op.n_out, op.rows, op.n_in], [op.n_in, op.n_in, op.n_out])
+            }
+        }
+        Op::MatmulGradInput(op) => {
+            plain([op.n_in, op.rows, op.n_out], [op.n_in, op.n_out, op.n_in])
+        }
         Op::MatmulGradWeight(op) => {
             let sum = op.sum;
             let even = sum.tokens.is_multiple_of(sum.grain) && sum.grain.is_multiple_of(sum.piece);
@@ -172,30 +149,42 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
                 return None;
             }
             let batch = sum.tokens / sum.piece;
-            Some(LibraryProduct {
-                shape: LtShape {
-                    m: op.n_in,
-                    n: op.n_out,
-                    k: sum.piece,
-                    transpose_a: false,
-                    transpose_b: true,
-                    lda: op.n_in,
-                    ldb: op.n_out,
-                    ldd: op.n_in,
-                    bias: false,
-                    batch,
-                    strides: [
-                        sum.piece * op.n_in,
-                        sum.piece * op.n_out,
-                        op.n_in * op.n_out,
-                    ],
-                },
-                a,
-                b,
-                bias: None,
-                d: if batch == 1 { d } else { None },
-            })
+            d = d.filter(|_| batch == 1);
+            LtShape {
+                transpose_b: true,
+                batch,
+                strides: [
+                    sum.piece * op.n_in,
+                    sum.piece * op.n_out,
+                    op.n_in * op.n_out,
+                ],
+                ..plain([op.n_in, op.n_out, sum.piece], [op.n_in, op.n_out, op.n_in])
+            }
         }
-        _ => None,
+        _ => return None,
+    };
+    Some(LibraryProduct {
+        shape,
+        a,
+        b,
+        bias,
+        d,
+    })
+}
+
+/// One product of sizes m, n, k with the leading dimensions of A, B and D, nothing transposed.
+fn plain([m, n, k]: [usize; 3], [lda, ldb, ldd]: [usize; 3]) -> LtShape {
+    LtShape {
+        m,
+        n,
+        k,
+        transpose_a: false,
+        transpose_b: false,
+        lda,
+        ldb,
+        ldd,
+        bias: false,
+        batch: 1,
+        strides: [0; 3],
     }
 }

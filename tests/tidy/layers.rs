@@ -3,7 +3,7 @@
 use super::source::{Fault, File, words};
 
 /// The layer of every top-level module.
-const LAYERS: [(&str, u8); 24] = [
+const LAYERS: [(&str, u8); 25] = [
     ("docs", 0),
     ("error", 0),
     ("shape", 0),
@@ -20,6 +20,7 @@ const LAYERS: [(&str, u8); 24] = [
     ("backend", 2),
     ("cpu", 3),
     ("cuda", 3),
+    ("any_device", 4),
     ("engine", 4),
     ("golden", 5),
     ("report", 5),
