@@ -51,9 +51,8 @@ impl DeviceArguments {
             },
             other => {
                 let ordinal = other.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-                let ordinal = ordinal.ok_or_else(|| DeviceError::Unavailable {
-                    device: other.to_owned(),
-                    reason: "expected auto, cpu or cuda:N".into(),
+                let ordinal = ordinal.ok_or_else(|| DeviceError::UnknownDevice {
+                    found: other.to_owned(),
                 })?;
                 Ok(AnyDevice::Cuda(Rc::new(CudaBackend::open(
                     ordinal, choice,

@@ -74,6 +74,12 @@ pub fn print_scores<B: Backend>(run: &mut Run<B>) -> Result<(), Error> {
         return Ok(());
     }
     let found = run.validate()?;
+    if !found.loss().is_finite() {
+        return Err(RunError::NonFiniteScore {
+            found: found.loss(),
+        }
+        .into());
+    }
     output::line(format_args!(
         "validation  loss {:.6}, perplexity {:.4}, {} of {} tokens right ({:.1} %)",
         found.loss(),

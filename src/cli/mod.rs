@@ -92,10 +92,15 @@ pub fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Bench(command) => command.run(start),
     };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
+    let code = outcome.unwrap_or_else(|error| {
+        output::note(format_args!("error: {error}"));
         error.exit_code()
-    })
+    });
+    if !output::complete() {
+        output::note("error: the results could not all be written to standard output");
+        return ExitCode::Data;
+    }
+    code
 }
 
 /// What a subcommand gives: the code of an outcome that is not an error.

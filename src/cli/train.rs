@@ -53,10 +53,15 @@ impl Train {
             }
         };
         let mut training = Training::new(metrics, progress);
-        let stopped = training.steps(&mut run)?;
+        // Data that ends a run does not take the weights trained before it.
+        let stopped = match training.steps(&mut run) {
+            Ok(stopped) => stopped.map(Error::from),
+            Err(error @ Error::Data(_)) => Some(error),
+            Err(error) => return Err(error),
+        };
         training.summary(&mut run)?;
         let outcome = match stopped {
-            Some(stopped) => Err(stopped.into()),
+            Some(stopped) => Err(stopped),
             None => eval::print_scores(&mut run).map(|()| ExitCode::Done),
         };
         // Results are kept whatever the scores came to.

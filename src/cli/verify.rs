@@ -21,7 +21,8 @@ pub const PROVABLE_DOMAINS: &str = "f32";
 /// Arguments of `bitstep verify`.
 #[derive(Args, Debug)]
 pub struct Verify {
-    /// Golden files; the recipe of each stands beside it, with the ending .toml
+    /// Golden files; the recipe of each stands beside it, with the ending .toml. What a run gave
+    /// instead of a golden is left beside it, with the ending .golden.new
     #[arg(required = true, value_name = "GOLDEN")]
     goldens: Vec<PathBuf>,
     #[command(flatten)]

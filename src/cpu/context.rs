@@ -13,15 +13,22 @@ pub struct CpuContext {
     pool: Arc<rayon::ThreadPool>,
 }
 
+/// The most threads of a pool: far more than cores help, and few enough to start at once.
+pub const MOST_THREADS: usize = 1024;
+
 impl CpuContext {
     /// A context of `threads` threads on `path`, or on the best path below it that was detected.
     ///
     /// # Errors
-    /// [`DeviceError::ThreadPool`] when `threads` is zero or the pool cannot be started.
+    /// [`DeviceError::ThreadPool`] when `threads` is zero or above [`MOST_THREADS`], or the pool cannot
+    /// be started.
     pub fn new(path: SimdPath, threads: usize) -> Result<Self, DeviceError> {
         let failed = |text: String| DeviceError::ThreadPool { threads, text };
         if threads == 0 {
             return Err(failed("at least one thread is needed".into()));
+        }
+        if threads > MOST_THREADS {
+            return Err(failed(format!("at most {MOST_THREADS} threads are used")));
         }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -68,6 +75,15 @@ mod tests {
         assert!(matches!(
             refused,
             Some(DeviceError::ThreadPool { threads: 0, .. })
+        ));
+    }
+
+    #[test]
+    fn a_pool_of_countless_threads_is_refused() {
+        let refused = CpuContext::new(SimdPath::Scalar, MOST_THREADS + 1).err();
+        assert!(matches!(
+            refused,
+            Some(DeviceError::ThreadPool { threads: 1025, .. })
         ));
     }
 

@@ -128,6 +128,7 @@ impl Validation {
 /// A model folder that cannot be read; sizes an op does not support.
 pub fn plan_of(recipe: &Recipe) -> Result<Plan, Error> {
     let model = model_of(recipe)?;
+    recipe.check_positions()?;
     Ok(Plan::build(model.as_ref(), plan_config(recipe))?)
 }
 

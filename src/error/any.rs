@@ -39,6 +39,12 @@ impl Error {
         match self {
             Error::Config(_) | Error::Plan(_) => ExitCode::Usage,
             Error::Data(_) | Error::Checkpoint(_) | Error::Parity(_) => ExitCode::Data,
+            Error::Device(
+                DeviceError::ThreadPool { .. }
+                | DeviceError::UnknownSimdPath { .. }
+                | DeviceError::UnknownGemm { .. }
+                | DeviceError::UnknownDevice { .. },
+            ) => ExitCode::Usage,
             Error::Device(_) | Error::Capture(_) => ExitCode::Device,
             Error::Step(StepError::Batch(_)) => ExitCode::Data,
             Error::Step(

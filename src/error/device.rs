@@ -19,6 +19,9 @@ pub enum DeviceError {
     /// No SIMD path has this name.
     #[error("unknown SIMD path {found:?}: expected scalar, avx2 or avx512")]
     UnknownSimdPath { found: String },
+    /// No device has a name of this form.
+    #[error("unknown device {found:?}: expected auto, cpu or cuda:N")]
+    UnknownDevice { found: String },
     /// No choice of providers of matrix products has this name.
     #[error("unknown choice of matrix products {found:?}: expected own or auto")]
     UnknownGemm { found: String },

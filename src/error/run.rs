@@ -29,6 +29,18 @@ pub enum RunError {
         what: &'static str,
         found: f32,
     },
+    /// The loss on the data set aside is infinite or not a number.
+    #[error("the loss on the data set aside is {found}: the model's weights are damaged")]
+    NonFiniteScore { found: f64 },
+    /// A golden would hold steps that trained nothing.
+    #[error(
+        "step {step} has the {what} {found}, so nothing was trained: lower optimizer.lr or mend the model before it is blessed"
+    )]
+    NonFiniteGolden {
+        step: u64,
+        what: &'static str,
+        found: f32,
+    },
     /// A model's logits cannot be compared.
     #[error(
         "the model's logits after {tokens} tokens are not finite (vocabulary entry {index} is {found}): its weights are damaged"
@@ -80,7 +92,10 @@ impl RunError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             RunError::Write { .. } => ExitCode::Data,
-            RunError::NonFinite { .. } | RunError::NonFiniteLogits { .. } => ExitCode::NonFinite,
+            RunError::NonFinite { .. }
+            | RunError::NonFiniteScore { .. }
+            | RunError::NonFiniteGolden { .. }
+            | RunError::NonFiniteLogits { .. } => ExitCode::NonFinite,
             _ => ExitCode::Usage,
         }
     }

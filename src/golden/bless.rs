@@ -13,7 +13,7 @@ use super::record::record;
 use super::verify::verify;
 use crate::backend::Backend;
 use crate::engine::run::Run;
-use crate::error::{Error, GoldenError};
+use crate::error::{Error, GoldenError, RunError};
 use crate::io::Recipe;
 
 /// What blessing did.
@@ -48,6 +48,20 @@ pub fn check_allowed(ci: Option<&OsStr>, because: &str) -> Result<(), GoldenErro
     }
 }
 
+/// Refuses steps whose loss or norm is not finite: they were dropped whole.
+fn refuse_non_finite(golden: &GoldenFile) -> Result<(), RunError> {
+    for line in &golden.steps {
+        for (what, bits) in [("loss", line.loss), ("gradient norm", line.grad_norm)] {
+            let found = f32::from_bits(bits);
+            if !found.is_finite() {
+                let step = line.step;
+                return Err(RunError::NonFiniteGolden { step, what, found });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Runs the golden steps of `recipe` on both backends and writes the golden at `path` when they agree.
 ///
 /// # Errors
@@ -69,6 +83,7 @@ pub fn bless<B: Backend>(
         let path = path.display().to_string();
         return Err(GoldenError::Empty { path }.into());
     }
+    refuse_non_finite(&golden)?;
     if let Verdict::Differs(difference) = verify(&golden, recipe, backends.1, None)?.verdict {
         return Ok(Blessed::NotRepeatable(difference));
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::recipe_check;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, Expected, Found};
 use crate::model::ModelConfig;
 
 /// A run of training. Read one with [`Recipe::from_path`] or [`Recipe::from_toml`], which check
@@ -321,6 +321,26 @@ impl Recipe {
                 Ok(super::model_json::read(&self.resolve(&folder.path))?.0)
             }
         }
+    }
+
+    /// Checks that the model has as many positions as `data.seq_len` asks for.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] with both numbers; a folder's configuration that cannot be used.
+    pub fn check_positions(&self) -> Result<(), ConfigError> {
+        let positions = self.model_config()?.max_seq_len;
+        if self.data.seq_len <= positions {
+            return Ok(());
+        }
+        Err(ConfigError::Value {
+            file: self.origin.file.clone(),
+            key: "data.seq_len",
+            expected: Expected::AtMost {
+                key: "the model's positions",
+                value: positions as u64,
+            },
+            found: Found::Integer(self.data.seq_len as i64),
+        })
     }
 
     fn table(&self) -> Result<toml::Table, ConfigError> {

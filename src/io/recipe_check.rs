@@ -284,6 +284,9 @@ fn derive_data(full: &mut Table) {
     }
 }
 
+/// The most tokens of a step: a larger number is a mistake that would fill the memory before it is seen.
+const TOKENS_MAX: usize = 1 << 26;
+
 /// Checks what holds between keys.
 fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
     let fault = |key, expected, found: u64| {
@@ -302,6 +305,14 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
             let expected = Expected::AtMost { key, value };
             return fault("data.seq_len", expected, data.seq_len as u64);
         }
+    }
+    let tokens = data.batch.saturating_mul(data.seq_len);
+    if tokens > TOKENS_MAX {
+        let expected = Expected::AtMost {
+            key: "tokens of a step (data.batch x data.seq_len)",
+            value: TOKENS_MAX as u64,
+        };
+        return fault("data.batch", expected, tokens as u64);
     }
     if !data.batch.is_multiple_of(data.grain) {
         let (key, value) = ("data.batch", data.batch as u64);

@@ -114,6 +114,9 @@ pub(crate) const RECIPE_NAMES: FieldNames = FieldNames {
 /// The greatest size: any product of two sizes still fits 64 bits.
 pub const SIZE_MAX: usize = i32::MAX as usize;
 
+/// The most blocks: a larger number is a mistake that would take minutes to plan.
+pub const LAYERS_MAX: usize = 1024;
+
 impl ModelConfig {
     /// Whether the query, key and value projections have biases; the family decides.
     pub fn attention_bias(&self) -> bool {
@@ -149,10 +152,14 @@ impl ModelConfig {
             (names.max_seq_len, self.max_seq_len),
         ];
         for (key, value) in sizes {
-            if value == 0 || value > SIZE_MAX {
+            let most = match key == names.n_layers {
+                true => LAYERS_MAX,
+                false => SIZE_MAX,
+            };
+            if value == 0 || value > most {
                 let expected = Expected::Integer {
                     min: 1,
-                    max: SIZE_MAX as i64,
+                    max: most as i64,
                 };
                 return fault(key, expected, found_size(value));
             }

@@ -24,7 +24,7 @@ pub enum LogitsAfter {
 }
 
 /// With `max` the row's maximum and `lse = max + log(Σ exp(x - max))` by the 256-lane reduction:
-/// `row_loss = (lse - x[target]) · weight`, `row_hit` = 1 where `x[target] = max`, and the logits
+/// `row_loss = (lse - x[target]) · weight`, `row_hit` = 1 where `x[target] = max` (also where others equal it), and the logits
 /// become `(exp(x - lse) - [index = target]) · (weight · inv_normaliser)`. An ignored row gives
 /// `+0.0` everywhere.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

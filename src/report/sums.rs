@@ -37,7 +37,7 @@ pub struct Answer {
 }
 
 /// Asks every sum held out, a sequence each. An answer is right when at each of its positions the
-/// right token has the greatest logit; that is the answer greedy decoding gives, since up to its
+/// right token is the first with the greatest logit; that is the answer greedy decoding gives, since up to its
 /// first mistake both have seen the same tokens.
 ///
 /// # Errors
@@ -49,14 +49,18 @@ pub fn score<B: Backend>(trainer: &mut Trainer<B>) -> Result<SumsScore, Error> {
     let mut right = 0;
     for asked in pairs.chunks(batch) {
         let questions = questions(asked, [batch, seq_len]);
-        trainer.evaluate(&questions)?;
-        let hits = trainer.session_mut().row_hits()?;
-        let targets = questions.targets.chunks(seq_len).zip(hits.chunks(seq_len));
-        right += targets
+        let vocab_size = trainer.session().plan().vocab_size;
+        let logits = trainer.logits(&questions)?;
+        let rows = logits.chunks(seq_len * vocab_size);
+        right += questions
+            .targets
+            .chunks(seq_len)
+            .zip(rows)
             .take(asked.len())
-            .filter(|(targets, hits)| {
-                let mut scored = targets.iter().zip(*hits).filter(|(t, _)| **t != IGNORE);
-                scored.all(|(_, hit)| *hit)
+            .filter(|(targets, logits)| {
+                let tokens = targets.iter().zip(logits.chunks(vocab_size));
+                let mut scored = tokens.filter(|(target, _)| **target != IGNORE);
+                scored.all(|(target, row)| greatest(row) == Some(*target as usize))
             })
             .count();
     }
@@ -64,6 +68,12 @@ pub fn score<B: Backend>(trainer: &mut Trainer<B>) -> Result<SumsScore, Error> {
         right,
         total: pairs.len(),
     })
+}
+
+/// The first index of the greatest logit: what greedy decoding takes, also where several are equal.
+fn greatest(row: &[f32]) -> Option<usize> {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter().position(|&x| x == max)
 }
 
 /// The model's greedy answers to the first sums held out.

@@ -397,3 +397,85 @@ fn bench_prints_one_line_of_json() {
         "{line}"
     );
 }
+
+#[test]
+fn a_recipe_that_trains_nothing_is_not_blessed() {
+    let case = Case::new();
+    let recipe = RECIPE.replace("lr = 1e-3", "lr = 1e38");
+    fs::write(case.path("small.toml"), recipe).expect("writes");
+    let said = case.bless("it ran");
+    assert_eq!(said.code, 5, "{said:?}");
+    assert!(said.err.contains("nothing was trained"), "{said:?}");
+    assert!(!Path::new(&case.path("small.golden")).exists());
+}
+
+#[test]
+fn sizes_without_end_are_refused_at_once() {
+    let case = Case::new();
+    let recipe = case.path("small.toml");
+    for set in ["model.n_layers=1000000000", "data.batch=1000000000"] {
+        let said = bitstep(&["inspect", &recipe, "--set", set]);
+        assert_eq!(said.code, 2, "{set}: {said:?}");
+        assert!(said.err.contains("expected"), "{set}: {said:?}");
+    }
+    let both = [
+        "--set",
+        "data.seq_len=1000000000",
+        "--set",
+        "model.max_seq_len=1000000000",
+    ];
+    let said = bitstep(&[&["inspect", recipe.as_str()], both.as_slice()].concat());
+    assert_eq!(said.code, 2, "{said:?}");
+}
+
+#[test]
+fn a_sequence_longer_than_the_folders_positions_is_refused() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-gqa");
+    let case = Case::new();
+    let model = RECIPE.find("family").expect("a model")..RECIPE.find("[data]").expect("data");
+    let mut recipe = RECIPE.replace(&RECIPE[model], &format!("path = {folder:?}\n\n"));
+    recipe = recipe.replace("seq_len = 16", "seq_len = 65");
+    fs::write(case.path("small.toml"), recipe).expect("writes");
+    let said = bitstep(&["inspect", &case.path("small.toml")]);
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(said.err.contains("the model's positions = 64"), "{said:?}");
+}
+
+#[test]
+fn options_that_make_no_sense_are_usage_errors() {
+    let case = Case::new();
+    let recipe = case.path("small.toml");
+    let options = [
+        ["--threads", "0"],
+        ["--threads", "100000"],
+        ["--simd", "mmx"],
+        ["--device", "tpu"],
+        ["--device", "cuda:x"],
+        ["--gemm", "fast"],
+    ];
+    for option in options {
+        let said = bitstep(&["train", &recipe, "--device", "cpu", option[0], option[1]]);
+        let repeated = option[0] == "--device";
+        let said = match repeated {
+            true => bitstep(&["train", &recipe, option[0], option[1]]),
+            false => said,
+        };
+        assert_eq!(said.code, 2, "{option:?}: {said:?}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn results_that_cannot_be_written_are_an_error() {
+    let case = Case::new();
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .expect("the device");
+    let status = Command::new(env!("CARGO_BIN_EXE_bitstep"))
+        .args(["inspect", &case.path("small.toml")])
+        .stdout(full)
+        .status()
+        .expect("the program starts");
+    assert_eq!(status.code(), Some(4));
+}
