@@ -114,3 +114,17 @@ pub trait Backend {
         regions: &[Region],
     ) -> Result<Vec<blake3::Hash>, DeviceError>;
 }
+
+/// Checks that a transfer of `found` bytes fills its region.
+///
+/// # Errors
+/// [`DeviceError::TransferSize`] when it does not.
+pub(crate) fn same_length(region: Region, found: usize) -> Result<(), DeviceError> {
+    match region.bytes == found {
+        true => Ok(()),
+        false => Err(DeviceError::TransferSize {
+            expected: region.bytes,
+            found,
+        }),
+    }
+}

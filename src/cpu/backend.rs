@@ -5,7 +5,7 @@ use super::context::CpuContext;
 use super::{
     adamw, attention, bias, clip, cross_entropy, embed, matmul, rms_norm, rope, swiglu, tree_add,
 };
-use crate::backend::{ArenaId, Backend, DeviceInfo, Execution};
+use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 use crate::op::Op;
@@ -163,15 +163,5 @@ impl Backend for CpuBackend {
                 .map(|&r| Ok(blake3::hash(arena.bytes(r)?)))
                 .collect()
         })
-    }
-}
-
-fn same_length(region: Region, found: usize) -> Result<(), DeviceError> {
-    match region.bytes == found {
-        true => Ok(()),
-        false => Err(DeviceError::TransferSize {
-            expected: region.bytes,
-            found,
-        }),
     }
 }

@@ -14,7 +14,7 @@ use super::{
     adamw, attention, bias, clip, cross_entropy, digest, embed, matmul, rms_norm, rope, swiglu,
     tree_add,
 };
-use crate::backend::{ArenaId, Backend, DeviceInfo, Execution};
+use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 use crate::op::Op;
@@ -382,15 +382,5 @@ impl Backend for CudaBackend {
     ) -> Result<Vec<blake3::Hash>, DeviceError> {
         self.device.bind()?;
         self.digests(arena, regions)
-    }
-}
-
-fn same_length(region: Region, found: usize) -> Result<(), DeviceError> {
-    match region.bytes == found {
-        true => Ok(()),
-        false => Err(DeviceError::TransferSize {
-            expected: region.bytes,
-            found,
-        }),
     }
 }
