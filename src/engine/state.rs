@@ -13,13 +13,13 @@
 
 use std::sync::Arc;
 
-use super::guard::{Facts, Guard};
+use super::guard::{Admitted, Facts, Guard};
 use super::hyper::Hyper;
 use super::prove::prove_equal;
 use super::step::{Core, Evaluation, Observe, Progress, StepReport};
 use crate::backend::{Backend, Execution};
 use crate::data::Batch;
-use crate::error::{CaptureError, DeviceError, StepError};
+use crate::error::{CaptureError, DeviceError, GuardError, StepError};
 use crate::manifest::Manifest;
 use crate::op::OpCall;
 use crate::plan::{Plan, ProgramKind};
@@ -275,10 +275,7 @@ impl<B: Backend> Engine<B, Replaying<B>> {
     pub fn step(&mut self, batch: &Batch, hyper: &Hyper) -> Result<StepReport, StepError> {
         let scalars = self.core.validate(batch, hyper)?;
         let (core, state) = (&mut self.core, &mut self.state);
-        core.backend.check_graph(&core.arena, &state.graphs.step)?;
-        let arena = core.backend.arena_id(&core.arena);
-        let (layout, manifest) = (&core.plan.layout, core.manifest.hash());
-        let admitted = state.guard.admit(arena, layout, manifest, hyper)?;
+        let admitted = admit(core, (&state.guard, &state.graphs.step), hyper)?;
         core.write_inputs(batch, scalars)?;
         core.replay(&mut state.graphs.step, admitted)?;
         Ok(core.commit(batch, hyper)?)
@@ -291,11 +288,7 @@ impl<B: Backend> Engine<B, Replaying<B>> {
     pub fn evaluate(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Evaluation, StepError> {
         let scalars = self.core.validate(batch, hyper)?;
         let (core, state) = (&mut self.core, &mut self.state);
-        core.backend
-            .check_graph(&core.arena, &state.graphs.evaluate)?;
-        let arena = core.backend.arena_id(&core.arena);
-        let (layout, manifest) = (&core.plan.layout, core.manifest.hash());
-        let admitted = state.guard.admit(arena, layout, manifest, hyper)?;
+        let admitted = admit(core, (&state.guard, &state.graphs.evaluate), hyper)?;
         core.write_inputs(batch, scalars)?;
         core.replay(&mut state.graphs.evaluate, admitted)?;
         Ok(core.evaluation(batch)?)
@@ -305,6 +298,17 @@ impl<B: Backend> Engine<B, Replaying<B>> {
     pub fn thaw(self) -> Engine<B, Warmup> {
         self.restart()
     }
+}
+
+/// Asks backend and guard whether a graph may be launched now.
+fn admit<'g, B: Backend>(
+    core: &Core<B>,
+    (guard, graph): (&'g Guard, &B::Graph),
+    hyper: &Hyper,
+) -> Result<Admitted<'g>, GuardError> {
+    core.backend.check_graph(&core.arena, graph)?;
+    let arena = core.backend.arena_id(&core.arena);
+    guard.admit(arena, &core.plan.layout, core.manifest.hash(), hyper)
 }
 
 fn first_difference(expected: &[OpCall], found: &[OpCall]) -> Option<(usize, String, String)> {
