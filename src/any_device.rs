@@ -5,10 +5,11 @@ use std::rc::Rc;
 use crate::backend::{ArenaId, Backend, DeviceInfo, Execution};
 use crate::cpu::CpuBackend;
 use crate::cpu::arena::CpuArena;
-use crate::cpu::backend::CpuGraph;
+use crate::cpu::backend::{CpuDigest, CpuGraph};
 use crate::cpu::peak::fma_peak_gflops;
 use crate::cuda::CudaBackend;
 use crate::cuda::arena::CudaArena;
+use crate::cuda::backend::CudaDigest;
 use crate::cuda::graph::CudaGraph;
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
@@ -54,6 +55,19 @@ pub enum AnyGraph {
     Cuda(Box<CudaGraph>),
 }
 
+/// A captured digest of either kind.
+pub enum AnyDigest {
+    Cpu(CpuDigest),
+    Cuda(Box<CudaDigest>),
+}
+
+fn foreign() -> GuardError {
+    GuardError::Kernels {
+        expected: "a graph of this backend".into(),
+        found: "a graph of another kind of backend".into(),
+    }
+}
+
 fn mixed() -> DeviceError {
     DeviceError::Unavailable {
         device: "this backend".into(),
@@ -75,6 +89,7 @@ macro_rules! on {
 impl Backend for AnyDevice {
     type Arena = AnyArena;
     type Graph = AnyGraph;
+    type DigestGraph = AnyDigest;
 
     fn info(&self) -> DeviceInfo {
         match self {
@@ -126,10 +141,7 @@ impl Backend for AnyDevice {
             (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena), AnyGraph::Cuda(graph)) => {
                 cuda.check_graph(arena, graph)
             }
-            _ => Err(GuardError::Kernels {
-                expected: "a graph of this backend".into(),
-                found: "a graph of another kind of backend".into(),
-            }),
+            _ => Err(foreign()),
         }
     }
 
@@ -156,6 +168,10 @@ impl Backend for AnyDevice {
         on!(self, arena, (backend, memory) => backend.write(memory, region, bytes))
     }
 
+    fn fill(&self, arena: &mut AnyArena, region: Region, byte: u8) -> Result<(), DeviceError> {
+        on!(self, arena, (backend, memory) => backend.fill(memory, region, byte))
+    }
+
     fn read(&self, arena: &AnyArena, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
         on!(self, arena, (backend, memory) => backend.read(memory, region, bytes))
     }
@@ -166,5 +182,55 @@ impl Backend for AnyDevice {
         regions: &[Region],
     ) -> Result<Vec<blake3::Hash>, DeviceError> {
         on!(self, arena, (backend, memory) => backend.digest(memory, regions))
+    }
+
+    fn capture_digest(
+        &self,
+        arena: &mut AnyArena,
+        regions: &[Region],
+    ) -> Result<AnyDigest, CaptureError> {
+        match (self, arena) {
+            (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena)) => {
+                cpu.capture_digest(arena, regions).map(AnyDigest::Cpu)
+            }
+            (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena)) => {
+                let digest = cuda.capture_digest(arena, regions)?;
+                Ok(AnyDigest::Cuda(Box::new(digest)))
+            }
+            _ => Err(mixed().into()),
+        }
+    }
+
+    fn check_digest(
+        &self,
+        arena: &AnyArena,
+        graph: &AnyDigest,
+        regions: &[Region],
+    ) -> Result<(), GuardError> {
+        match (self, arena, graph) {
+            (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena), AnyDigest::Cpu(graph)) => {
+                cpu.check_digest(arena, graph, regions)
+            }
+            (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena), AnyDigest::Cuda(graph)) => {
+                cuda.check_digest(arena, graph, regions)
+            }
+            _ => Err(foreign()),
+        }
+    }
+
+    fn launch_digest(
+        &self,
+        arena: &mut AnyArena,
+        graph: &mut AnyDigest,
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        match (self, arena, graph) {
+            (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena), AnyDigest::Cpu(graph)) => {
+                cpu.launch_digest(arena, graph)
+            }
+            (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena), AnyDigest::Cuda(graph)) => {
+                cuda.launch_digest(arena, graph)
+            }
+            _ => Err(mixed()),
+        }
     }
 }

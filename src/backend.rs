@@ -34,6 +34,8 @@ pub trait Backend {
     type Arena;
     /// A captured program. It keeps what it refers to alive.
     type Graph;
+    /// A captured digest of some regions. It keeps what it refers to alive.
+    type DigestGraph;
 
     /// What this backend runs on.
     fn info(&self) -> DeviceInfo;
@@ -93,6 +95,12 @@ pub trait Backend {
         bytes: &[u8],
     ) -> Result<(), DeviceError>;
 
+    /// Sets every byte of a region, where the region is.
+    ///
+    /// # Errors
+    /// A region outside the arena; a fault of the device.
+    fn fill(&self, arena: &mut Self::Arena, region: Region, byte: u8) -> Result<(), DeviceError>;
+
     /// Reads a region's bytes.
     ///
     /// # Errors
@@ -113,6 +121,38 @@ pub trait Backend {
         arena: &Self::Arena,
         regions: &[Region],
     ) -> Result<Vec<blake3::Hash>, DeviceError>;
+
+    /// Turns the digest of some regions into a graph of its own, without running it.
+    ///
+    /// # Errors
+    /// A region outside the arena; what the backend cannot capture.
+    fn capture_digest(
+        &self,
+        arena: &mut Self::Arena,
+        regions: &[Region],
+    ) -> Result<Self::DigestGraph, CaptureError>;
+
+    /// Whether a captured digest still belongs to this arena, these regions and the kernels it was
+    /// captured with.
+    ///
+    /// # Errors
+    /// What has changed since capture; a change of the regions is [`GuardError::DigestRegions`].
+    fn check_digest(
+        &self,
+        arena: &Self::Arena,
+        graph: &Self::DigestGraph,
+        regions: &[Region],
+    ) -> Result<(), GuardError>;
+
+    /// Runs a captured digest: BLAKE3 of each region's bytes, in the regions' order.
+    ///
+    /// # Errors
+    /// A fault of the device.
+    fn launch_digest(
+        &self,
+        arena: &mut Self::Arena,
+        graph: &mut Self::DigestGraph,
+    ) -> Result<Vec<blake3::Hash>, DeviceError>;
 }
 
 /// Checks that a transfer of `found` bytes fills its region.
@@ -127,4 +167,26 @@ pub(crate) fn same_length(region: Region, found: usize) -> Result<(), DeviceErro
             found,
         }),
     }
+}
+
+/// Checks that the regions to be digested are those of a captured digest.
+///
+/// # Errors
+/// [`GuardError::DigestRegions`] with the first that differs, or with both counts.
+pub(crate) fn same_regions(then: &[Region], now: &[Region]) -> Result<(), GuardError> {
+    if then == now {
+        return Ok(());
+    }
+    let text = |regions: &[Region], index: Option<usize>| match index {
+        None => format!("{} regions", regions.len()),
+        Some(i) => format!("region {i} at {}..{}", regions[i].offset, regions[i].end()),
+    };
+    let differs = match then.len() == now.len() {
+        true => then.iter().zip(now).position(|(a, b)| a != b),
+        false => None,
+    };
+    Err(GuardError::DigestRegions {
+        expected: text(then, differs),
+        found: text(now, differs),
+    })
 }

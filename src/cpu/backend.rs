@@ -5,7 +5,7 @@ use super::context::CpuContext;
 use super::{
     adamw, attention, bias, clip, cross_entropy, embed, matmul, rms_norm, rope, swiglu, tree_add,
 };
-use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length};
+use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 use crate::op::Op;
@@ -20,6 +20,22 @@ pub struct CpuBackend {
 pub struct CpuGraph {
     arena: ArenaId,
     calls: Vec<PlacedCall>,
+}
+
+/// A captured digest: its regions and the arena they lie in.
+pub struct CpuDigest {
+    arena: ArenaId,
+    regions: Vec<Region>,
+}
+
+fn same_arena(expected: ArenaId, found: ArenaId) -> Result<(), GuardError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(GuardError::Arena {
+            expected: expected.0,
+            found: found.0,
+        }),
+    }
 }
 
 impl CpuBackend {
@@ -71,6 +87,7 @@ fn execute(context: &CpuContext, op: &Op, operands: &mut Operands) -> Result<(),
 impl Backend for CpuBackend {
     type Arena = CpuArena;
     type Graph = CpuGraph;
+    type DigestGraph = CpuDigest;
 
     fn info(&self) -> DeviceInfo {
         let (path, threads) = (self.context.path(), self.context.threads());
@@ -110,13 +127,7 @@ impl Backend for CpuBackend {
     }
 
     fn check_graph(&self, arena: &CpuArena, graph: &CpuGraph) -> Result<(), GuardError> {
-        match arena.id() == graph.arena {
-            true => Ok(()),
-            false => Err(GuardError::Arena {
-                expected: graph.arena.0,
-                found: arena.id().0,
-            }),
-        }
+        same_arena(graph.arena, arena.id())
     }
 
     fn launch_graph(&self, arena: &mut CpuArena, graph: &mut CpuGraph) -> Result<(), DeviceError> {
@@ -145,6 +156,11 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn fill(&self, arena: &mut CpuArena, region: Region, byte: u8) -> Result<(), DeviceError> {
+        arena.bytes_mut(region)?.fill(byte);
+        Ok(())
+    }
+
     fn read(&self, arena: &CpuArena, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
         same_length(region, bytes.len())?;
         bytes.copy_from_slice(arena.bytes(region)?);
@@ -163,5 +179,35 @@ impl Backend for CpuBackend {
                 .map(|&r| Ok(blake3::hash(arena.bytes(r)?)))
                 .collect()
         })
+    }
+
+    fn capture_digest(
+        &self,
+        arena: &mut CpuArena,
+        regions: &[Region],
+    ) -> Result<CpuDigest, CaptureError> {
+        regions.iter().try_for_each(|&region| arena.check(region))?;
+        Ok(CpuDigest {
+            arena: arena.id(),
+            regions: regions.to_vec(),
+        })
+    }
+
+    fn check_digest(
+        &self,
+        arena: &CpuArena,
+        graph: &CpuDigest,
+        regions: &[Region],
+    ) -> Result<(), GuardError> {
+        same_arena(graph.arena, arena.id())?;
+        same_regions(&graph.regions, regions)
+    }
+
+    fn launch_digest(
+        &self,
+        arena: &mut CpuArena,
+        graph: &mut CpuDigest,
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        self.digest(arena, &graph.regions)
     }
 }

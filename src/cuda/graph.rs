@@ -5,6 +5,7 @@
 //! arguments; a node that allocates or frees memory is refused.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -12,22 +13,71 @@ use cudarc::driver::sys;
 use super::arena::{CudaArena, Memory};
 use super::call::KernelLaunch;
 use super::device::Device;
+use super::identity::Identity;
 use super::launch::pack;
 use super::module::Modules;
-use crate::backend::ArenaId;
-use crate::error::{CaptureError, DeviceError};
+use super::products::Products;
+use crate::error::{CaptureError, DeviceError, GuardError};
+use crate::layout::PlacedCall;
 
 /// A captured, instantiated graph. It keeps arena and modules alive.
 pub struct CudaGraph {
     device: Arc<Device>,
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
-    pub(super) arena: ArenaId,
-    /// The providers pinned at capture.
-    pub(super) providers: blake3::Hash,
+    pub(super) identity: Identity,
+    pub(super) products: GraphProducts,
     pub(super) nodes: usize,
     _memory: Arc<Memory>,
     _modules: Arc<Modules>,
+}
+
+/// The products of a graph and what they were pinned to at capture.
+#[derive(Default)]
+pub(super) struct GraphProducts {
+    /// Sorted keys of the graph's own products.
+    pub keys: Vec<String>,
+    /// The hash over what those were pinned to.
+    pub own: Option<blake3::Hash>,
+    /// The hash over everything pinned when it was last known that the own ones have not changed.
+    pub seen: Cell<Option<blake3::Hash>>,
+}
+
+impl GraphProducts {
+    /// What is pinned now for the calls of a graph.
+    pub(super) fn of(products: &Products, calls: &[PlacedCall]) -> Self {
+        let mut keys: Vec<String> = calls.iter().map(Products::key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        GraphProducts {
+            own: Some(products.fingerprint_of(&keys)),
+            seen: Cell::new(Some(products.fingerprint())),
+            keys,
+        }
+    }
+
+    /// Checks that the graph's products are pinned to what they were at capture. What another graph
+    /// has pinned meanwhile does not count.
+    ///
+    /// # Errors
+    /// [`GuardError::Kernels`] with both hashes.
+    pub(super) fn check(&self, products: &Products) -> Result<(), GuardError> {
+        let (Some(own), now) = (self.own, products.fingerprint()) else {
+            return Ok(());
+        };
+        if self.seen.get() == Some(now) {
+            return Ok(());
+        }
+        let found = products.fingerprint_of(&self.keys);
+        if found != own {
+            return Err(GuardError::Kernels {
+                expected: own.to_hex().to_string(),
+                found: found.to_hex().to_string(),
+            });
+        }
+        self.seen.set(Some(now));
+        Ok(())
+    }
 }
 
 /// What a captured kernel node must be; `None` for a library's kernel, which has no recorded form.
@@ -39,7 +89,7 @@ pub(super) type Expected = Vec<Option<KernelLaunch>>;
 /// What `issue` fails with, memory nodes, a node that is not what was recorded, what the driver says.
 pub(super) fn capture(
     device: &Arc<Device>,
-    (modules, providers): (&Arc<Modules>, blake3::Hash),
+    (modules, products): (&Arc<Modules>, GraphProducts),
     arena: &CudaArena,
     issue: impl FnOnce() -> Result<Expected, DeviceError>,
 ) -> Result<CudaGraph, CaptureError> {
@@ -66,8 +116,12 @@ pub(super) fn capture(
         device: device.clone(),
         graph: graph.release(),
         exec,
-        arena: arena.id(),
-        providers,
+        identity: Identity {
+            arena: arena.id(),
+            modules: modules.id(),
+            stream: device.stream_id(),
+        },
+        products,
         nodes,
         _memory: arena.memory.clone(),
         _modules: modules.clone(),

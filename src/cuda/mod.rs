@@ -13,6 +13,7 @@ pub mod digest;
 pub mod embed;
 pub mod gemm;
 pub mod graph;
+pub mod identity;
 mod launch;
 pub mod matmul;
 pub mod module;

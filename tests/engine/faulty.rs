@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bitstep::backend::{ArenaId, Backend, DeviceInfo, Execution};
 use bitstep::cpu::CpuBackend;
 use bitstep::cpu::arena::CpuArena;
-use bitstep::cpu::backend::CpuGraph;
+use bitstep::cpu::backend::{CpuDigest, CpuGraph};
 use bitstep::error::{CaptureError, DeviceError, GuardError};
 use bitstep::layout::{Layout, PlacedCall, Region};
 
@@ -21,6 +21,10 @@ pub struct Plans {
     pub graph_flips: Rc<Cell<Option<usize>>>,
     /// Capture fails.
     pub capture_fails: Rc<Cell<bool>>,
+    /// A captured digest gives that of other bytes.
+    pub digest_errs: Rc<Cell<bool>>,
+    /// A captured digest is not one of this arena any more.
+    pub digest_refused: Rc<Cell<bool>>,
     /// Kernels have changed since capture.
     pub kernels_changed: Rc<Cell<bool>>,
     /// What was called, in order.
@@ -43,6 +47,7 @@ fn fault() -> DeviceError {
 impl Backend for Faulty {
     type Arena = CpuArena;
     type Graph = CpuGraph;
+    type DigestGraph = CpuDigest;
 
     fn info(&self) -> DeviceInfo {
         self.cpu.info()
@@ -118,5 +123,43 @@ impl Backend for Faulty {
         regions: &[Region],
     ) -> Result<Vec<blake3::Hash>, DeviceError> {
         self.cpu.digest(arena, regions)
+    }
+
+    fn fill(&self, arena: &mut CpuArena, region: Region, byte: u8) -> Result<(), DeviceError> {
+        self.cpu.fill(arena, region, byte)
+    }
+
+    fn capture_digest(
+        &self,
+        arena: &mut CpuArena,
+        regions: &[Region],
+    ) -> Result<CpuDigest, CaptureError> {
+        self.plans.log.borrow_mut().push("capture_digest");
+        self.cpu.capture_digest(arena, regions)
+    }
+
+    fn check_digest(
+        &self,
+        arena: &CpuArena,
+        graph: &CpuDigest,
+        regions: &[Region],
+    ) -> Result<(), GuardError> {
+        match self.plans.digest_refused.get() {
+            true => self.cpu.check_digest(arena, graph, &regions[1..]),
+            false => self.cpu.check_digest(arena, graph, regions),
+        }
+    }
+
+    fn launch_digest(
+        &self,
+        arena: &mut CpuArena,
+        graph: &mut CpuDigest,
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        self.plans.log.borrow_mut().push("launch_digest");
+        let mut digests = self.cpu.launch_digest(arena, graph)?;
+        if self.plans.digest_errs.get() {
+            digests.rotate_left(1);
+        }
+        Ok(digests)
     }
 }
