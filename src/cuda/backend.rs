@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::arena::{CudaArena, Pinned};
+use super::arena::{CudaArena, Lane, Parts, Pinned};
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::device::Device;
 use super::digest::DigestPlan;
 use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
-use super::graph::{self, CudaGraph, Expected, GraphProducts};
+use super::graph::{self, Capturing, CudaGraph, Expected, GraphProducts};
 use super::identity::Identity;
 use super::launch::launch;
 use super::module::Modules;
@@ -17,6 +17,7 @@ use super::{
     tree_add,
 };
 use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions};
+use crate::dependencies::dependencies;
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 use crate::op::Op;
@@ -73,20 +74,32 @@ impl CudaBackend {
             &self.products.lt,
             library_product(call),
         ) {
-            let operands = self.operands(arena, &product)?;
+            let operands = self.operands((arena, lane(call)), &product)?;
             lt.launch(&product.shape, &algorithm, &operands)?;
             let mut expected: Expected = vec![None];
             if product.d.is_none() {
-                expected.extend(self.run(arena, fold(call, &self.device.shape()))?);
+                let folded = fold(call, &self.device.shape());
+                expected.extend(self.run(arena, lane(call), folded)?);
             }
             return Ok(expected);
         }
-        self.run(arena, launches(&call.call.op, call, &self.device.shape()))
+        self.run_own(arena, call)
     }
 
-    fn run(&self, arena: &CudaArena, planned: CallLaunches) -> Result<Expected, DeviceError> {
+    /// Issues the engine's own launches of a call.
+    fn run_own(&self, arena: &CudaArena, call: &PlacedCall) -> Result<Expected, DeviceError> {
+        let own = launches(&call.call.op, call, &self.device.shape());
+        self.run(arena, lane(call), own)
+    }
+
+    fn run(
+        &self,
+        arena: &CudaArena,
+        lane: Lane,
+        planned: CallLaunches,
+    ) -> Result<Expected, DeviceError> {
         let mut expected = Expected::new();
-        for kernel in resolve(planned, arena) {
+        for kernel in resolve(planned, (arena, lane)) {
             launch(&self.device, &self.modules, arena, &kernel)?;
             expected.push(Some(kernel));
         }
@@ -95,31 +108,30 @@ impl CudaBackend {
 
     fn operands(
         &self,
-        arena: &CudaArena,
+        (arena, lane): (&CudaArena, Lane),
         product: &LibraryProduct,
     ) -> Result<LtOperands, DeviceError> {
-        let pieces = arena.partials();
+        let pieces = arena.partials(lane);
         Ok(LtOperands {
             a: arena.address(product.a)?,
             b: arena.address(product.b)?,
             bias: product.bias.map_or(Ok(0), |r| arena.address(r))?,
             d: arena.address(product.d.unwrap_or(pieces))?,
-            workspace: arena.address(arena.library_workspace())?,
+            workspace: arena.address(arena.library_workspace(lane))?,
         })
     }
 
     /// Runs the own kernel, then every candidate on the same operands; pins the fastest whose output
     /// has the same bits. The output holds the contract's bits when this returns.
     fn admit(&self, arena: &CudaArena, call: &PlacedCall) -> Result<(), DeviceError> {
-        let own = launches(&call.call.op, call, &self.device.shape());
-        self.run(arena, own.clone())?;
+        self.run_own(arena, call)?;
         let (Some(lt), Some(product)) = (&self.products.lt, library_product(call)) else {
             self.products.pin(call, Provider::Own);
             return Ok(());
         };
         let output = [call.writes[0]];
         let expected = self.digests(arena, &output)?;
-        let timed = self.time(f32::INFINITY, || self.run(arena, own.clone()).map(drop))?;
+        let timed = self.time(f32::INFINITY, || self.run_own(arena, call).map(drop))?;
         let mut best = (timed, Provider::Own);
         for algorithm in lt.candidates(&product.shape)? {
             self.products.pin(call, Provider::Library(algorithm));
@@ -134,7 +146,7 @@ impl CudaBackend {
         }
         self.products.pin(call, best.1);
         // Candidates that were refused have left their own bits behind.
-        self.run(arena, own).map(drop)
+        self.run_own(arena, call).map(drop)
     }
 
     /// The least time of a few runs; no further one after a run that is far above `best`.
@@ -166,6 +178,34 @@ impl CudaBackend {
             .collect()
     }
 
+    /// What the calls of a lane need of its workspace.
+    fn workspace(&self, of: Lane, calls: &[PlacedCall]) -> Parts {
+        let (mut parts, shape) = ([0; 3], self.device.shape());
+        for call in calls.iter().filter(|call| lane(call) == of) {
+            let own = launches(&call.call.op, call, &shape);
+            let partials = own.workspace_bytes - own.zeroed_bytes.min(own.workspace_bytes);
+            let mut needed = [own.zeroed_bytes, partials, 0];
+            if let (Some(product), Some(_)) = (library_product(call), &self.products.lt) {
+                needed[2] = WORKSPACE_BYTES;
+                if product.d.is_none() {
+                    let pieces = product.shape.batch * product.shape.strides[2] * size_of::<f32>();
+                    needed[1] = partials.max(pieces);
+                }
+            }
+            for (part, needed) in parts.iter_mut().zip(needed) {
+                *part = needed.max(*part);
+            }
+        }
+        parts
+    }
+
+    /// The workspace that a call's launches use, if they use any.
+    fn used_workspace(&self, call: &PlacedCall) -> Option<usize> {
+        let library = matches!(self.products.pinned(call), Some(Provider::Library(_)));
+        let own = launches(&call.call.op, call, &self.device.shape()).workspace_bytes > 0;
+        (library || own).then(|| lane(call) as usize)
+    }
+
     /// What a graph over `arena` would run with now.
     fn identity(&self, arena: &CudaArena) -> Identity {
         Identity {
@@ -185,11 +225,11 @@ impl CudaBackend {
             arena.address(region)?;
         }
         arena.write(
-            arena.workspace_region(0, planned.table.len()),
+            arena.workspace_region(Lane::Main, 0, planned.table.len()),
             &planned.table,
         )?;
         let results = digest_results(arena, &planned);
-        self.run(arena, planned.launches)?;
+        self.run(arena, Lane::Main, planned.launches)?;
         let mut bytes = vec![0; results.bytes];
         arena.read(results, &mut bytes)?;
         Ok(hashes(&bytes))
@@ -199,7 +239,7 @@ impl CudaBackend {
 /// Where the digests of a plan stand side by side, so that one copy brings all of them.
 fn digest_results(arena: &CudaArena, planned: &DigestPlan) -> Region {
     let first = planned.results.first().copied().unwrap_or(0);
-    arena.workspace_region(first, planned.results.len() * blake3::OUT_LEN)
+    arena.workspace_region(Lane::Main, first, planned.results.len() * blake3::OUT_LEN)
 }
 
 fn hashes(bytes: &[u8]) -> Vec<blake3::Hash> {
@@ -245,13 +285,24 @@ fn fold(call: &PlacedCall, shape: &DeviceShape) -> CallLaunches {
     }
 }
 
+/// The workspace a call uses. Weight gradients have one of their own, because they may run beside the
+/// calls that carry the gradient on.
+fn lane(call: &PlacedCall) -> Lane {
+    match call.call.op {
+        Op::MatmulGradWeight(_) => Lane::Weights,
+        _ => Lane::Main,
+    }
+}
+
 /// Puts the workspace arguments of a call at their addresses: counters in the zeroed part, the rest
 /// behind it, so that no call's partials lie over another's counters.
-fn resolve(planned: CallLaunches, arena: &CudaArena) -> Vec<KernelLaunch> {
+fn resolve(planned: CallLaunches, (arena, lane): (&CudaArena, Lane)) -> Vec<KernelLaunch> {
     let zeroed = planned.zeroed_bytes;
     let place = |arg: Arg| match arg {
-        Arg::Workspace { offset } if offset < zeroed => Arg::Region(arena.counter_region(offset)),
-        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(offset - zeroed, 0)),
+        Arg::Workspace { offset } if offset < zeroed => {
+            Arg::Region(arena.counter_region(lane, offset))
+        }
+        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(lane, offset - zeroed, 0)),
         other => other,
     };
     let launches = planned.launches.into_iter();
@@ -283,31 +334,14 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<CudaArena, DeviceError> {
-        let shape = self.device.shape();
-        let planned = calls
-            .iter()
-            .map(|call| launches(&call.call.op, call, &shape));
-        let (mut counters, mut partials) = (0, 0);
-        for call in planned {
-            counters = counters.max(call.zeroed_bytes);
-            partials =
-                partials.max(call.workspace_bytes - call.zeroed_bytes.min(call.workspace_bytes));
-        }
-        let products = calls
-            .iter()
-            .filter_map(library_product)
-            .filter(|p| p.d.is_none());
-        let pieces = products
-            .map(|p| p.shape.batch * p.shape.strides[2] * 4)
-            .max();
         let digests = digest::workspace_bytes(layout.regions());
-        let partials = partials.max(pieces.unwrap_or(0)).max(digests);
-        let library = if self.products.lt.is_some() {
-            WORKSPACE_BYTES
-        } else {
-            0
-        };
-        let parts = [counters, partials, library];
+        let parts = Lane::ALL.map(|lane| {
+            let mut parts = self.workspace(lane, calls);
+            if lane == Lane::Main {
+                parts[1] = parts[1].max(digests);
+            }
+            parts
+        });
         let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), parts)?;
         self.modules.prepare(self.entries(calls))?;
         Ok(arena)
@@ -337,10 +371,13 @@ impl Backend for CudaBackend {
         // Modules load and functions resolve before capture, which forbids both.
         self.modules.prepare(self.entries(calls))?;
         let products = GraphProducts::of(&self.products, calls);
-        let issue = || {
+        let waits = dependencies(calls, |call| self.used_workspace(call));
+        let issue = |capturing: &mut Capturing| {
             let mut expected = Expected::new();
-            for call in calls {
+            for (call, waits) in calls.iter().zip(&waits) {
+                capturing.after(waits)?;
                 expected.extend(self.issue(arena, call)?);
+                capturing.issued()?;
             }
             Ok(expected)
         };
@@ -429,12 +466,15 @@ impl Backend for CudaBackend {
         let results = digest_results(arena, &planned);
         let table = Pinned::holding(&self.device, &planned.table)?;
         let found = Pinned::holding(&self.device, &vec![0; results.bytes])?;
-        let issue = || {
+        let issue = |_: &mut Capturing| {
             if regions.is_empty() {
                 return Ok(Expected::new());
             }
-            table.send(arena, arena.workspace_region(0, planned.table.len()))?;
-            let expected = self.run(arena, planned.launches)?;
+            table.send(
+                arena,
+                arena.workspace_region(Lane::Main, 0, planned.table.len()),
+            )?;
+            let expected = self.run(arena, Lane::Main, planned.launches)?;
             found.receive(arena, results)?;
             Ok(expected)
         };
