@@ -156,6 +156,68 @@ fn captured(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::CpuBackend;
+    use crate::cpu::context::CpuContext;
+    use crate::cpu::simd::SimdPath;
+    use crate::data::Batch;
+    use crate::engine::init::FreshInit;
+    use crate::engine::{Hyper, Session};
+    use crate::model::decoder::Decoder;
+    use crate::model::{Family, ModelConfig};
+    use crate::plan::PlanConfig;
+
+    /// A stage on the CPU over a model that has taken one step.
+    fn on_cpu(backend: &AnyDevice) -> Stage<'_> {
+        let model = Decoder::new(ModelConfig {
+            family: Family::Llama,
+            vocab_size: 16,
+            d_model: 16,
+            n_layers: 1,
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 8,
+            d_ff: 32,
+            rope_theta: 1e4,
+            rms_norm_eps: 1e-5,
+            tie_embeddings: false,
+            max_seq_len: 4,
+            init_std: 0.02,
+        });
+        let plan = Arc::new(Plan::build(&model, PlanConfig::of(1, 4)).unwrap());
+        let mut session = Session::new(backend.clone(), plan.clone()).unwrap();
+        session.load(&FreshInit { seed: 1 }).unwrap();
+        let batch = Batch {
+            batch: 1,
+            seq_len: 4,
+            input_ids: vec![1, 2, 3, 4],
+            targets: vec![2, 3, 4, 5],
+            weights: vec![1.0; 4],
+            normaliser: None,
+        };
+        session.step(&batch, &Hyper::default()).unwrap();
+        Stage::new(backend, plan, session.snapshot().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_device_without_a_clock_gives_no_times() {
+        let cpu = CpuBackend::new(CpuContext::new(SimdPath::Scalar, 1).unwrap());
+        let backend = AnyDevice::Cpu(cpu);
+        let mut stage = on_cpu(&backend);
+        assert_eq!(stage.nodes(), stage.calls.len());
+        assert_eq!(stage.memory().planned, stage.plan.layout.arena_bytes());
+        assert!(stage.step_ms(3).unwrap().is_empty());
+        assert_eq!(stage.call_ms().unwrap(), None);
+    }
+
+    #[test]
+    fn only_updates_of_what_survives_a_step_change_state() {
+        let cpu = CpuBackend::new(CpuContext::new(SimdPath::Scalar, 1).unwrap());
+        let backend = AnyDevice::Cpu(cpu);
+        let stage = on_cpu(&backend);
+        let changing = stage.calls.iter().filter(|call| stage.changes_state(call));
+        let ops: Vec<_> = changing.map(|call| call.call.op.rule().stem()).collect();
+        assert_eq!(ops, ["adamw"]);
+    }
 
     #[test]
     fn short_groups_are_repeated_and_long_ones_run_once() {

@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 use crate::layout::PlacedCall;
-use crate::op::Op;
+use crate::op::{Op, Operand};
 
 /// What the device can do at most in a second.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ impl Limits {
 #[derive(Clone, Debug)]
 pub struct Row {
     pub op: &'static str,
-    /// Shapes of the first operand read and the first written; empty where sizes are added up.
+    /// Shapes of the largest operand read and the largest written; empty where sizes are added up.
     pub sizes: String,
     pub calls: usize,
     pub ms: f64,
@@ -73,9 +73,9 @@ pub fn limit_ms(calls: &[PlacedCall], limits: Limits) -> f64 {
 
 fn sizes(op: &Op) -> String {
     let signature = op.rule().signature();
-    let shape = |operands: &[crate::op::Operand]| {
-        let first = operands.first();
-        first.map_or(String::new(), |o| o.shape.to_string())
+    let shape = |operands: &[Operand]| {
+        let largest = operands.iter().max_by_key(|o| o.shape.elements());
+        largest.map_or(String::new(), |o| o.shape.to_string())
     };
     format!(
         "{} -> {}",
@@ -234,5 +234,6 @@ mod tests {
         );
         assert_eq!(rows[0].json(32.0)["share_of_limit"], 0.5);
         assert_eq!(rows[1].json(32.0)["share"], 0.25);
+        assert_eq!(rows[1].sizes, "[1000,1000] -> [1000,7]");
     }
 }
