@@ -2,15 +2,15 @@
 
 use std::rc::Rc;
 
-use crate::backend::{ArenaId, Backend, DeviceInfo, Execution};
+use crate::backend::{ArenaBytes, ArenaId, Backend, DeviceInfo, Execution};
 use crate::cpu::CpuBackend;
 use crate::cpu::arena::CpuArena;
 use crate::cpu::backend::{CpuDigest, CpuGraph};
-use crate::cpu::peak::fma_peak_gflops;
-use crate::cuda::CudaBackend;
+use crate::cpu::peak::{self, fma_peak_gflops};
 use crate::cuda::arena::CudaArena;
 use crate::cuda::backend::CudaDigest;
 use crate::cuda::graph::CudaGraph;
+use crate::cuda::{self, CudaBackend};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 
@@ -30,6 +30,11 @@ impl AnyDevice {
         }
     }
 
+    /// Whether the device has a clock of its own; the CPU's is the caller's.
+    pub fn has_clock(&self) -> bool {
+        matches!(self, AnyDevice::Cuda(_))
+    }
+
     /// The f32 operations a second that the device can do at most, a fused multiply-add counted as two:
     /// measured for the CPU's threads, computed from clock and lanes for a GPU.
     pub fn fma_peak(&self) -> f64 {
@@ -39,6 +44,17 @@ impl AnyDevice {
                 fma_peak_gflops(context.path()) * 1e9 * context.threads() as f64
             }
             AnyDevice::Cuda(cuda) => cuda.device().info.fma_peak(),
+        }
+    }
+
+    /// The bytes a second that a copy within the device's memory reads and writes together, measured.
+    ///
+    /// # Errors
+    /// A GPU with too little free memory for the copy; what the driver says.
+    pub fn copy_bandwidth(&self) -> Result<f64, DeviceError> {
+        match self {
+            AnyDevice::Cpu(cpu) => Ok(peak::copy_bandwidth(cpu.context())),
+            AnyDevice::Cuda(cuda) => cuda::copy_bandwidth(cuda.device()),
         }
     }
 }
@@ -154,6 +170,41 @@ impl Backend for AnyDevice {
                 cuda.launch_graph(arena, graph)
             }
             _ => Err(mixed()),
+        }
+    }
+
+    fn time_graph(
+        &self,
+        arena: &mut AnyArena,
+        graph: &mut AnyGraph,
+        launches: u32,
+    ) -> Result<Option<f32>, DeviceError> {
+        match (self, arena, graph) {
+            (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena), AnyGraph::Cpu(graph)) => {
+                cpu.time_graph(arena, graph, launches)
+            }
+            (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena), AnyGraph::Cuda(graph)) => {
+                cuda.time_graph(arena, graph, launches)
+            }
+            _ => Err(mixed()),
+        }
+    }
+
+    /// Nodes of a graph of this backend; 0 for one of another kind, which holds nothing here.
+    fn graph_nodes(&self, graph: &AnyGraph) -> usize {
+        match (self, graph) {
+            (AnyDevice::Cpu(cpu), AnyGraph::Cpu(graph)) => cpu.graph_nodes(graph),
+            (AnyDevice::Cuda(cuda), AnyGraph::Cuda(graph)) => cuda.graph_nodes(graph),
+            _ => 0,
+        }
+    }
+
+    /// Memory of an arena of this backend; none for one of another kind.
+    fn arena_bytes(&self, arena: &AnyArena) -> ArenaBytes {
+        match (self, arena) {
+            (AnyDevice::Cpu(cpu), AnyArena::Cpu(arena)) => cpu.arena_bytes(arena),
+            (AnyDevice::Cuda(cuda), AnyArena::Cuda(arena)) => cuda.arena_bytes(arena),
+            _ => ArenaBytes::default(),
         }
     }
 

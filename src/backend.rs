@@ -28,6 +28,15 @@ pub struct Execution {
     pub kernel: String,
 }
 
+/// Memory that an arena holds on its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArenaBytes {
+    /// Bytes of the planned slots.
+    pub planned: usize,
+    /// Bytes behind them that kernels and libraries work in.
+    pub workspace: usize,
+}
+
 /// A device that runs programs.
 pub trait Backend {
     /// The one allocation everything lies in.
@@ -80,6 +89,27 @@ pub trait Backend {
         arena: &mut Self::Arena,
         graph: &mut Self::Graph,
     ) -> Result<(), DeviceError>;
+
+    /// Runs a graph once, then `launches` times more back to back; milliseconds that those took by the
+    /// device's own clock, `None` where it has none. The state advances by every one of these runs.
+    ///
+    /// # Errors
+    /// A fault of the device.
+    fn time_graph(
+        &self,
+        arena: &mut Self::Arena,
+        graph: &mut Self::Graph,
+        launches: u32,
+    ) -> Result<Option<f32>, DeviceError> {
+        (0..=launches).try_for_each(|_| self.launch_graph(arena, graph))?;
+        Ok(None)
+    }
+
+    /// Nodes of a graph: what the device starts when it is launched.
+    fn graph_nodes(&self, graph: &Self::Graph) -> usize;
+
+    /// Memory that an arena holds on the device.
+    fn arena_bytes(&self, arena: &Self::Arena) -> ArenaBytes;
 
     /// How each call is executed.
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution>;

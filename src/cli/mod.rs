@@ -6,6 +6,8 @@ macro_rules! say {
 }
 
 mod bench;
+mod bench_report;
+mod bench_stage;
 mod bless;
 mod cuda_probe;
 mod device;
@@ -19,6 +21,7 @@ mod output;
 mod parity;
 mod progress;
 mod recipe_options;
+mod roofline;
 mod train;
 mod verify;
 

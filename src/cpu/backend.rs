@@ -5,7 +5,9 @@ use super::context::CpuContext;
 use super::{
     adamw, attention, bias, clip, cross_entropy, embed, matmul, rms_norm, rope, swiglu, tree_add,
 };
-use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions};
+use crate::backend::{
+    ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
+};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 use crate::op::Op;
@@ -136,6 +138,17 @@ impl Backend for CpuBackend {
             let mut calls = graph.calls.iter();
             calls.try_for_each(|call| self.run(arena, call))
         })
+    }
+
+    fn graph_nodes(&self, graph: &CpuGraph) -> usize {
+        graph.calls.len()
+    }
+
+    fn arena_bytes(&self, arena: &CpuArena) -> ArenaBytes {
+        ArenaBytes {
+            planned: arena.total_bytes(),
+            workspace: 0,
+        }
     }
 
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {

@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use rayon::prelude::*;
 
 use super::device::Device;
-use crate::backend::ArenaId;
+use crate::backend::{ArenaBytes, ArenaId, same_length};
 use crate::error::DeviceError;
 use crate::layout::Region;
 
@@ -121,6 +121,28 @@ impl CudaArena {
     /// The arena's identity.
     pub fn id(&self) -> ArenaId {
         self.id
+    }
+
+    /// Bytes of the slots and of everything behind them.
+    pub fn bytes(&self) -> ArenaBytes {
+        ArenaBytes {
+            planned: self.starts[0][0],
+            workspace: self.memory.bytes - self.starts[0][0],
+        }
+    }
+
+    /// Issues a copy from one region to another of the same size.
+    ///
+    /// # Errors
+    /// Regions of different sizes or outside the arena; what the driver says.
+    pub(super) fn copy(&self, from: Region, to: Region) -> Result<(), DeviceError> {
+        same_length(to, from.bytes)?;
+        let (source, target) = (self.address(from)?, self.address(to)?);
+        let device = &self.memory.device;
+        // SAFETY: both ranges lie in the allocation, which the caller holds, and have the same length.
+        let status =
+            unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, from.bytes, device.stream()) };
+        device.check("cuMemcpyDtoDAsync", status)
     }
 
     /// A counter in the zeroed part of a lane's workspace.

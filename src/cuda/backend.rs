@@ -16,7 +16,9 @@ use super::{
     adamw, attention, bias, clip, cross_entropy, digest, embed, matmul, rms_norm, rope, swiglu,
     tree_add,
 };
-use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions};
+use crate::backend::{
+    ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
+};
 use crate::dependencies::dependencies;
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
@@ -395,6 +397,23 @@ impl Backend for CudaBackend {
         graph: &mut CudaGraph,
     ) -> Result<(), DeviceError> {
         graph.launch()
+    }
+
+    fn time_graph(
+        &self,
+        _arena: &mut CudaArena,
+        graph: &mut CudaGraph,
+        launches: u32,
+    ) -> Result<Option<f32>, DeviceError> {
+        graph.time(launches).map(Some)
+    }
+
+    fn graph_nodes(&self, graph: &CudaGraph) -> usize {
+        graph.nodes()
+    }
+
+    fn arena_bytes(&self, arena: &CudaArena) -> ArenaBytes {
+        arena.bytes()
     }
 
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {

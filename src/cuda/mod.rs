@@ -4,6 +4,7 @@ pub mod adamw;
 pub mod arena;
 pub mod attention;
 pub mod backend;
+mod bandwidth;
 pub mod bias;
 pub mod call;
 pub mod clip;
@@ -26,3 +27,4 @@ pub mod swiglu;
 pub mod tree_add;
 
 pub use backend::CudaBackend;
+pub use bandwidth::copy_bandwidth;

@@ -129,6 +129,13 @@ impl OpRule for AttentionDelta {
     }
 }
 
+/// Bytes of a gradient pass that writes `columns` of a row of `dqkv` and reads none of them.
+fn grad_bytes(shape: &AttentionShape, columns: usize) -> u64 {
+    let reads = grad_signature(shape, Access::Partial).reads;
+    let read: u64 = reads.iter().map(Operand::traffic).sum();
+    read + (shape.rows() * columns * DType::F32.size()) as u64
+}
+
 fn grad_signature(shape: &AttentionShape, access: Access) -> Signature {
     Signature {
         reads: vec![
@@ -162,6 +169,10 @@ impl OpRule for AttentionGradQuery {
     fn flops(&self) -> u64 {
         self.shape.flops(3)
     }
+
+    fn bytes(&self) -> u64 {
+        grad_bytes(&self.shape, self.shape.heads.query_columns())
+    }
 }
 
 /// The key and value columns of `dqkv`, for query heads of the group ascending and within a head for
@@ -183,5 +194,10 @@ impl OpRule for AttentionGradKeyValue {
 
     fn flops(&self) -> u64 {
         self.shape.flops(4)
+    }
+
+    fn bytes(&self) -> u64 {
+        let heads = self.shape.heads;
+        grad_bytes(&self.shape, heads.columns() - heads.query_columns())
     }
 }

@@ -57,6 +57,12 @@ fn table(seq_len: usize, heads: &Heads) -> Operand {
     Operand::read("table", [seq_len, heads.head_dim / 2, 2], DType::F32)
 }
 
+/// Bytes of a rotation in place, which touches query and key columns only.
+fn rotation_bytes(rows: usize, seq_len: usize, heads: &Heads) -> u64 {
+    let rotated = rows * heads.rotated() * heads.head_dim * DType::F32.size();
+    table(seq_len, heads).traffic() + 2 * rotated as u64
+}
+
 fn updated_qkv(name: &'static str, rows: usize, heads: &Heads) -> Operand {
     Operand::store(name, [rows, heads.columns()], DType::F32, Access::Update)
 }
@@ -71,6 +77,10 @@ impl OpRule for Rope {
             reads: vec![table(self.seq_len, &self.heads)],
             writes: vec![updated_qkv("qkv", self.rows, &self.heads)],
         }
+    }
+
+    fn bytes(&self) -> u64 {
+        rotation_bytes(self.rows, self.seq_len, &self.heads)
     }
 
     fn backward(&self, call: &OpCall, grads: &mut GradBuilder) -> Result<(), PlanError> {
@@ -104,6 +114,10 @@ impl OpRule for RopeGrad {
             reads: vec![table(self.seq_len, &self.heads)],
             writes: vec![updated_qkv("dqkv", self.rows, &self.heads)],
         }
+    }
+
+    fn bytes(&self) -> u64 {
+        rotation_bytes(self.rows, self.seq_len, &self.heads)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use bitstep::backend::{ArenaId, Backend, DeviceInfo, Execution};
+use bitstep::backend::{ArenaBytes, ArenaId, Backend, DeviceInfo, Execution};
 use bitstep::cpu::CpuBackend;
 use bitstep::cpu::arena::CpuArena;
 use bitstep::cpu::backend::{CpuDigest, CpuGraph};
@@ -103,6 +103,14 @@ impl Backend for Faulty {
             byte[0] ^= 1;
         }
         Ok(())
+    }
+
+    fn graph_nodes(&self, graph: &CpuGraph) -> usize {
+        self.cpu.graph_nodes(graph)
+    }
+
+    fn arena_bytes(&self, arena: &CpuArena) -> ArenaBytes {
+        self.cpu.arena_bytes(arena)
     }
 
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {

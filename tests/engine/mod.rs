@@ -7,4 +7,5 @@ mod gpu;
 mod independence;
 mod states;
 mod steps;
+mod timing;
 mod updates;
