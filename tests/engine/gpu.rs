@@ -126,7 +126,11 @@ fn a_captured_digest_is_that_of_the_bytes_and_guarded() {
     let refused = cuda.check_digest(&other, &graph, &regions);
     assert!(matches!(refused, Err(GuardError::Arena { .. })));
     let mut none = cuda.capture_digest(&mut arena, &[]).unwrap();
-    assert_eq!(cuda.launch_digest(&mut arena, &mut none).unwrap(), []);
+    assert!(
+        cuda.launch_digest(&mut arena, &mut none)
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]
