@@ -156,10 +156,14 @@ impl Training {
 
     fn record<B: Backend>(
         &mut self,
-        run: &Run<B>,
+        run: &mut Run<B>,
         report: &StepReport,
         step_s: f64,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), Error> {
+        let root = match &self.metrics {
+            None => None,
+            Some(_) => run.root_after(report)?,
+        };
         let session = run.trainer.session();
         let phase = match session.state_name() {
             "replaying" => Phase::Replayed,
@@ -170,11 +174,11 @@ impl Training {
             elapsed_s: self.seconds,
             tokens: session.plan().tokens(),
         };
-        let line = MetricsLine::new(report, phase, timing);
+        let line = MetricsLine::new(report, phase, timing).with_root(root);
         self.progress.step(&line, self.tokens_per_s(run));
         match &mut self.metrics {
             None => Ok(()),
-            Some(metrics) => metrics.write(&line),
+            Some(metrics) => Ok(metrics.write(&line)?),
         }
     }
 

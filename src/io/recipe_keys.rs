@@ -42,7 +42,7 @@ impl KeySpec {
 }
 
 /// The sections, in the order the canonical text has them.
-pub(super) const SECTIONS: [&str; 7] = [
+pub(super) const SECTIONS: [&str; 8] = [
     "model",
     "data",
     "optimizer",
@@ -50,6 +50,7 @@ pub(super) const SECTIONS: [&str; 7] = [
     "precision",
     "checkpoint",
     "golden",
+    "digest",
 ];
 
 /// The domains this version offers.
@@ -87,7 +88,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 41] = {
+pub(super) const KEYS: [KeySpec; 42] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -150,6 +151,7 @@ pub(super) const KEYS: [KeySpec; 41] = {
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
         key("golden.steps", at_least(1), Integer(20)),
         key("golden.trace_steps", at_least(0), Integer(1)),
+        key("digest.every", at_least(1), Stays),
     ]
 };
 

@@ -95,6 +95,22 @@ fn a_run_leaves_recipe_manifest_metrics_and_a_model() {
         assert_eq!(line["applied"], true);
     }
 
+    assert!(lines.iter().all(|line| line.get("root").is_none()));
+
+    // Roots that are asked for stand at their steps, eager and replayed, and change nothing.
+    let rooted = path(&folder, "rooted");
+    let every = ["--set", "digest.every=2", "--quiet"];
+    let args = [&["train", recipe.as_str(), "--out", &rooted][..], &every].concat();
+    let with_roots = bitstep(&args);
+    assert_eq!(with_roots.code, 0, "{}", with_roots.err);
+    let lines = metrics(&rooted);
+    for (step, line) in lines.iter().enumerate() {
+        assert_eq!(line.get("root").is_some(), step % 2 == 1, "step {step}");
+    }
+    let last = lines[9]["root"].as_str().expect("a root");
+    assert!(value(&with_roots.out, "root ").starts_with(last));
+    assert_eq!(value(&with_roots.out, "root "), value(&ran.out, "root "));
+
     // The kept recipe gives the same run.
     let kept = path(&folder, "run/recipe.toml");
     let again = bitstep(&["train", &kept, "--quiet"]);

@@ -21,6 +21,10 @@ pub struct Plans {
     pub graph_flips: Rc<Cell<Option<usize>>>,
     /// Capture fails.
     pub capture_fails: Rc<Cell<bool>>,
+    /// Graph launches do nothing.
+    pub graph_idles: Rc<Cell<bool>>,
+    /// Bytes written by the host.
+    pub written: Rc<Cell<usize>>,
     /// A captured digest gives that of other bytes.
     pub digest_errs: Rc<Cell<bool>>,
     /// A captured digest is not one of this arena any more.
@@ -97,6 +101,9 @@ impl Backend for Faulty {
         if self.plans.graph_fails.get() {
             return Err(fault());
         }
+        if self.plans.graph_idles.get() {
+            return Ok(());
+        }
         self.cpu.launch_graph(arena, graph)?;
         if let Some(offset) = self.plans.graph_flips.get() {
             let byte = arena.bytes_mut(Region { offset, bytes: 1 })?;
@@ -118,6 +125,9 @@ impl Backend for Faulty {
     }
 
     fn write(&self, arena: &mut CpuArena, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.plans
+            .written
+            .set(self.plans.written.get() + bytes.len());
         self.cpu.write(arena, region, bytes)
     }
 

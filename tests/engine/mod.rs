@@ -1,6 +1,7 @@
 //! The engine on the CPU: transitions, refusals, proofs, faults, and what a step may not depend on.
 
 mod common;
+mod digests;
 mod faults;
 mod faulty;
 mod gpu;
