@@ -7,6 +7,7 @@ pub mod generate;
 pub mod guard;
 pub mod hyper;
 pub mod init;
+pub mod lockstep;
 pub mod prove;
 pub mod run;
 pub mod schedule;
