@@ -61,7 +61,7 @@ impl Bench {
     pub fn run(self, start: Instant) -> Outcome {
         let recipe = Recipe::from_path(&self.recipe)?;
         let backend = self.device.open()?;
-        let mut run = Run::open(recipe, backend.clone())?;
+        let mut run = super::memory::open_reported(recipe, &backend)?;
         let measured = self.measure(&mut run, &backend, start)?;
         match self.json {
             true => say!("{}", measured.json(&run, &backend)),

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length};
 use crate::error::{CaptureError, DeviceError, GuardError};
-use crate::layout::{Layout, PlacedCall, Region};
+use crate::layout::{ALIGNMENT, Layout, PlacedCall, Region};
 use crate::op::Op;
 
 /// Timed runs of a candidate; the fastest counts.
@@ -50,6 +50,46 @@ impl CudaBackend {
     /// The device underneath.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// The version of cuBLASLt, where it may serve products and was found.
+    pub fn library_version(&self) -> Option<usize> {
+        self.products.lt.as_ref().map(|lt| lt.version)
+    }
+
+    /// Bytes that [`Backend::allocate`] takes behind the arena of a layout.
+    pub fn workspace_bytes(&self, layout: &Layout, calls: &[PlacedCall]) -> usize {
+        let parts = self.workspace(layout, calls).into_iter();
+        parts.map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
+    }
+
+    /// Bytes of arrival counters, of partials, and for the matrix library.
+    fn workspace(&self, layout: &Layout, calls: &[PlacedCall]) -> [usize; 3] {
+        let shape = self.device.shape();
+        let planned = calls
+            .iter()
+            .map(|call| launches(&call.call.op, call, &shape));
+        let (mut counters, mut partials) = (0, 0);
+        for call in planned {
+            counters = counters.max(call.zeroed_bytes);
+            partials =
+                partials.max(call.workspace_bytes - call.zeroed_bytes.min(call.workspace_bytes));
+        }
+        let products = calls
+            .iter()
+            .filter_map(library_product)
+            .filter(|p| p.d.is_none());
+        let pieces = products
+            .map(|p| p.shape.batch * p.shape.strides[2] * 4)
+            .max();
+        let digests = digest::workspace_bytes(layout.regions());
+        let partials = partials.max(pieces.unwrap_or(0)).max(digests);
+        let library = if self.products.lt.is_some() {
+            WORKSPACE_BYTES
+        } else {
+            0
+        };
+        [counters, partials, library]
     }
 
     /// Issues a call with the provider pinned for it; says what was issued.
@@ -235,35 +275,8 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<CudaArena, DeviceError> {
-        let shape = self.device.shape();
-        let planned = calls
-            .iter()
-            .map(|call| launches(&call.call.op, call, &shape));
-        let (mut counters, mut partials) = (0, 0);
-        for call in planned {
-            counters = counters.max(call.zeroed_bytes);
-            partials =
-                partials.max(call.workspace_bytes - call.zeroed_bytes.min(call.workspace_bytes));
-        }
-        let products = calls
-            .iter()
-            .filter_map(library_product)
-            .filter(|p| p.d.is_none());
-        let pieces = products
-            .map(|p| p.shape.batch * p.shape.strides[2] * 4)
-            .max();
-        let digests = digest::workspace_bytes(layout.regions());
-        let partials = partials.max(pieces.unwrap_or(0)).max(digests);
-        let library = if self.products.lt.is_some() {
-            WORKSPACE_BYTES
-        } else {
-            0
-        };
-        CudaArena::zeroed(
-            &self.device,
-            layout.arena_bytes(),
-            [counters, partials, library],
-        )
+        let workspace = self.workspace(layout, calls);
+        CudaArena::zeroed(&self.device, layout.arena_bytes(), workspace)
     }
 
     fn arena_id(&self, arena: &CudaArena) -> ArenaId {

@@ -109,11 +109,7 @@ impl<A: Backend, B: Backend> Lockstep<A, B> {
     ///
     /// # Errors
     /// Data that cannot be read; a fault of either device.
-    pub fn run(
-        mut self,
-        steps: u64,
-        mut each: impl FnMut(&StepReport),
-    ) -> Result<Compared, Error> {
+    pub fn run(mut self, steps: u64, mut each: impl FnMut(&StepReport)) -> Result<Compared, Error> {
         let mut compared = Compared {
             steps: 0,
             calls: 0,

@@ -28,7 +28,9 @@ pub struct MemoryNeed<'a> {
 impl MemoryNeed<'_> {
     /// Arena and workspace together, in bytes.
     pub fn bytes(&self) -> usize {
-        self.layout.arena_bytes().saturating_add(self.workspace_bytes)
+        self.layout
+            .arena_bytes()
+            .saturating_add(self.workspace_bytes)
     }
 
     /// The arena by role, then workspace and total, and what of it is free on `device`; a line each.
@@ -82,9 +84,8 @@ mod tests {
     /// 4096 bytes of parameters and 1024 of an activation.
     fn layout() -> Layout {
         let mut slots = SlotTable::default();
-        let mut add = |elements: usize, role| {
-            slots.add(TensorSpec::new("t", [elements], DType::F32, role))
-        };
+        let mut add =
+            |elements: usize, role| slots.add(TensorSpec::new("t", [elements], DType::F32, role));
         let (param, local) = (add(1024, Role::Param), add(256, Role::Activation));
         let call = OpCall {
             op: Op::TreeAdd(TreeAdd { elements: 256 }),
@@ -148,7 +149,10 @@ mod tests {
             workspace_bytes: 512,
         };
         let table = need.table("cuda:0", Some(room(9_000)));
-        let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+        let lines: Vec<Vec<&str>> = table
+            .lines()
+            .map(|l| l.split_whitespace().collect())
+            .collect();
         assert_eq!(lines[0], ["param", "4096", "bytes"]);
         let last = &lines[lines.len() - 4..];
         assert_eq!(last[0], ["arena", "5120", "bytes"]);

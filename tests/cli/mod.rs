@@ -1,6 +1,7 @@
 //! The built program, run as its users run it.
 
 mod checks;
+mod devices;
 mod train;
 
 use std::process::Command;
