@@ -37,10 +37,10 @@ impl DeviceArguments {
     /// # Errors
     /// A device that is not here or that this build cannot use; a thread pool that cannot start.
     pub fn open(&self) -> Result<AnyDevice, DeviceError> {
-        let choice: GemmChoice = self.gemm.parse()?;
         if self.device != "auto" {
             return self.open_named(self.device.parse()?);
         }
+        let choice: GemmChoice = self.gemm.parse()?;
         let found = device::probe().and_then(|devices| device::first_usable(&devices));
         match found.and_then(|ordinal| open_cuda(ordinal, choice)) {
             Ok(cuda) => Ok(cuda),
@@ -56,10 +56,11 @@ impl DeviceArguments {
     /// # Errors
     /// As [`DeviceArguments::open`].
     fn open_named(&self, name: DeviceName) -> Result<AnyDevice, DeviceError> {
+        let choice: GemmChoice = self.gemm.parse()?;
         match name {
             DeviceName::Cpu(None) => Ok(AnyDevice::Cpu(self.open_cpu()?)),
             DeviceName::Cpu(Some(path)) => Ok(AnyDevice::Cpu(cpu(path, self.threads)?)),
-            DeviceName::Cuda(ordinal) => open_cuda(ordinal, self.gemm.parse()?),
+            DeviceName::Cuda(ordinal) => open_cuda(ordinal, choice),
         }
     }
 
@@ -200,6 +201,12 @@ mod tests {
             };
             assert_eq!(wrong.parse::<DeviceName>(), Err(refused));
         }
+        assert_eq!(
+            "fast".parse::<GemmChoice>(),
+            Err(DeviceError::UnknownGemm {
+                found: "fast".into()
+            })
+        );
         assert!(matches!(
             "cpu:mmx".parse::<DeviceName>(),
             Err(DeviceError::UnknownSimdPath { .. })

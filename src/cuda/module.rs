@@ -41,6 +41,17 @@ pub fn stem_of(entry: &str) -> Option<(&'static str, &'static str)> {
     fits.max_by_key(|(stem, _)| stem.len()).copied()
 }
 
+/// As [`stem_of`], with the error of an entry that no file holds.
+fn file_of(entry: &str) -> Result<(&'static str, &'static str), DeviceError> {
+    stem_of(entry).ok_or_else(|| no_kernel(entry))
+}
+
+fn no_kernel(entry: &str) -> DeviceError {
+    DeviceError::NoKernel {
+        entry: entry.to_owned(),
+    }
+}
+
 impl Modules {
     /// No module loaded yet.
     pub fn new(device: Arc<Device>) -> Self {
@@ -59,10 +70,7 @@ impl Modules {
         if let Some(function) = loaded.functions.get(entry) {
             return Ok(*function);
         }
-        let no_kernel = || DeviceError::NoKernel {
-            entry: entry.to_owned(),
-        };
-        let (stem, ptx) = stem_of(entry).ok_or_else(no_kernel)?;
+        let (stem, ptx) = file_of(entry)?;
         let module = match loaded.modules.get(stem) {
             Some(module) => module.0,
             None => {
@@ -71,12 +79,12 @@ impl Modules {
                 module
             }
         };
-        let name = CString::new(entry).map_err(|_| no_kernel())?;
+        let name = CString::new(entry).map_err(|_| no_kernel(entry))?;
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is loaded, and `name` outlives the call.
         let status = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
         if status == sys::CUresult::CUDA_ERROR_NOT_FOUND {
-            return Err(no_kernel());
+            return Err(no_kernel(entry));
         }
         self.device.check("cuModuleGetFunction", status)?;
         self.allow_shared(function)?;
@@ -86,9 +94,7 @@ impl Modules {
 
     fn load(&self, ptx: &str) -> Result<sys::CUmodule, DeviceError> {
         self.device.bind()?;
-        let image = CString::new(ptx).map_err(|_| DeviceError::NoKernel {
-            entry: "ptx".into(),
-        })?;
+        let image = CString::new(ptx).map_err(|_| no_kernel("ptx"))?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the image ends with a zero and outlives the call.
         let status = unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
@@ -134,5 +140,22 @@ impl Drop for Modules {
             // use once they are dropped. A failure here has nobody to be told.
             let _ = unsafe { sys::cuModuleUnload(module.0) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_no_file_holds_is_refused() {
+        let (stem, ptx) = PTX[0];
+        assert_eq!(file_of(stem), Ok((stem, ptx)));
+        assert_eq!(
+            file_of("no_such_kernel"),
+            Err(DeviceError::NoKernel {
+                entry: "no_such_kernel".into()
+            })
+        );
     }
 }

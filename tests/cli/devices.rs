@@ -164,7 +164,14 @@ fn the_memory_of_a_run_is_told_before_its_first_step() {
 #[test]
 fn a_plan_that_does_not_fit_into_memory_is_refused_before_it_is_allocated() {
     let (_folder, recipe) = recipe();
-    let large = ["--set", "data.batch=10000000", "--device", "cpu", "--quiet"];
+    let large = [
+        "--set",
+        "data.batch=4194304",
+        "--set",
+        "model.d_ff=16384",
+        "--device",
+        "cpu",
+    ];
     let said = bitstep(&[&["train", &recipe], &large[..]].concat());
     assert_eq!(said.code, 3, "{said:?}");
     for part in [
