@@ -20,24 +20,24 @@ pub struct DeviceOptions {
     #[arg(long, value_name = "A,B")]
     devices: Option<String>,
     /// Whole steps to compare; the first also times the products that a GPU may use from the second on
-    #[arg(long, requires = "devices", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..), value_name = "N")]
+    #[arg(long, conflicts_with = "right", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..), value_name = "N")]
     steps: u64,
     /// Changes a key of the recipe, such as data.batch=8; may be repeated
-    #[arg(long = "set", requires = "devices", value_name = "KEY=VALUE")]
+    #[arg(long = "set", conflicts_with = "right", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Threads of a CPU [default: all cores]
-    #[arg(long, requires = "devices", value_name = "N")]
+    #[arg(long, conflicts_with = "right", value_name = "N")]
     threads: Option<usize>,
     /// Matrix products on a GPU: own kernels, or auto for the fastest admitted
     #[arg(
         long,
-        requires = "devices",
+        conflicts_with = "right",
         default_value = "auto",
         value_name = "CHOICE"
     )]
     gemm: String,
     /// Print one line of JSON
-    #[arg(long, requires = "devices")]
+    #[arg(long, conflicts_with = "right")]
     json: bool,
 }
 

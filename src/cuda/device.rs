@@ -205,6 +205,7 @@ impl GpuInfo {
 }
 
 /// `cuEventElapsedTime`.
+// SAFETY: only the type of the driver's own function; each call of it has a proof of its own.
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 
 /// The driver's function under its first name: the second one is younger than [`OLDEST_CUDA`], and the

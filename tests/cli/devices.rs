@@ -82,6 +82,7 @@ fn a_pair_of_devices_that_is_none_is_a_usage_error() {
     ] {
         let said = bitstep(&[&["diff", &recipe], wrong].concat());
         assert_eq!(said.code, 2, "{wrong:?}: {said:?}");
+        assert!(said.out.is_empty(), "{wrong:?}: {said:?}");
     }
 }
 
