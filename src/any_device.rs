@@ -13,6 +13,7 @@ use crate::cuda::graph::CudaGraph;
 use crate::cuda::{self, CudaBackend};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
+use crate::plan::memory::Room;
 
 /// A backend of either kind. Clones of a CUDA backend share its modules and pinned providers.
 #[derive(Clone)]
@@ -33,6 +34,29 @@ impl AnyDevice {
     /// Whether the device has a clock of its own; the CPU's is the caller's.
     pub fn has_clock(&self) -> bool {
         matches!(self, AnyDevice::Cuda(_))
+    }
+
+    /// Bytes that the device's kernels need for `calls` behind the arena of a layout.
+    pub fn workspace_bytes(&self, layout: &Layout, calls: &[PlacedCall]) -> usize {
+        match self {
+            AnyDevice::Cpu(_) => 0,
+            AnyDevice::Cuda(cuda) => cuda.workspace_bytes(layout, calls),
+        }
+    }
+
+    /// What a GPU's memory has free; `None` on the CPU, whose memory the operating system knows.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn room(&self) -> Result<Option<Room>, DeviceError> {
+        let AnyDevice::Cuda(cuda) = self else {
+            return Ok(None);
+        };
+        let (free_bytes, total_bytes) = cuda.device().memory()?;
+        Ok(Some(Room {
+            free_bytes,
+            total_bytes,
+        }))
     }
 
     /// The f32 operations a second that the device can do at most, a fused multiply-add counted as two:

@@ -220,3 +220,22 @@ pub(crate) fn same_regions(then: &[Region], now: &[Region]) -> Result<(), GuardE
         found: text(now, differs),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_that_does_not_fill_its_region_is_refused() {
+        let region = Region {
+            offset: 8,
+            bytes: 4,
+        };
+        assert_eq!(same_length(region, 4), Ok(()));
+        let (expected, found) = (4, 5);
+        assert_eq!(
+            same_length(region, 5),
+            Err(DeviceError::TransferSize { expected, found })
+        );
+    }
+}

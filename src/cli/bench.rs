@@ -56,7 +56,7 @@ impl Bench {
     pub fn run(self, start: Instant) -> Outcome {
         let recipe = Recipe::from_path(&self.recipe)?;
         let backend = self.device.open()?;
-        let run = Run::open(recipe, backend.clone())?;
+        let run = super::memory::open_reported(recipe, &backend)?;
         let measured = self.measure(run, &backend, start)?;
         match self.json {
             true => say!("{}", measured.json()),

@@ -21,7 +21,7 @@ use crate::backend::{
 };
 use crate::dependencies::dependencies;
 use crate::error::{CaptureError, DeviceError, GuardError};
-use crate::layout::{Layout, PlacedCall, Region};
+use crate::layout::{ALIGNMENT, Layout, PlacedCall, Region};
 use crate::op::Op;
 
 /// Timed runs of a candidate; the fastest counts.
@@ -67,6 +67,29 @@ impl CudaBackend {
     /// The device underneath.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// The version of cuBLASLt, where it may serve products and was found.
+    pub fn library_version(&self) -> Option<usize> {
+        self.products.lt.as_ref().map(|lt| lt.version)
+    }
+
+    /// Bytes that [`Backend::allocate`] takes behind the arena of a layout.
+    pub fn workspace_bytes(&self, layout: &Layout, calls: &[PlacedCall]) -> usize {
+        let parts = self.workspaces(layout, calls).into_iter().flatten();
+        parts.map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
+    }
+
+    /// The workspace of each lane; digests are taken in the main one.
+    fn workspaces(&self, layout: &Layout, calls: &[PlacedCall]) -> [Parts; 2] {
+        let digests = digest::workspace_bytes(layout.regions());
+        Lane::ALL.map(|lane| {
+            let mut parts = self.workspace(lane, calls);
+            if lane == Lane::Main {
+                parts[1] = parts[1].max(digests);
+            }
+            parts
+        })
     }
 
     /// Issues a call with the provider pinned for it; says what was issued.
@@ -336,15 +359,8 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<CudaArena, DeviceError> {
-        let digests = digest::workspace_bytes(layout.regions());
-        let parts = Lane::ALL.map(|lane| {
-            let mut parts = self.workspace(lane, calls);
-            if lane == Lane::Main {
-                parts[1] = parts[1].max(digests);
-            }
-            parts
-        });
-        let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), parts)?;
+        let workspace = self.workspaces(layout, calls);
+        let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), workspace)?;
         self.modules.prepare(self.entries(calls))?;
         Ok(arena)
     }

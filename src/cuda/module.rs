@@ -53,6 +53,17 @@ pub fn stem_of(entry: &str) -> Option<(&'static str, &'static str)> {
     fits.max_by_key(|(stem, _)| stem.len()).copied()
 }
 
+/// As [`stem_of`], with the error of an entry that no file holds.
+fn file_of(entry: &str) -> Result<(&'static str, &'static str), DeviceError> {
+    stem_of(entry).ok_or_else(|| no_kernel(entry))
+}
+
+fn no_kernel(entry: &str) -> DeviceError {
+    DeviceError::NoKernel {
+        entry: entry.to_owned(),
+    }
+}
+
 impl Modules {
     /// No module loaded yet.
     pub fn new(device: Arc<Device>) -> Self {
@@ -111,12 +122,10 @@ impl Modules {
     }
 
     fn load(&self, entry: &str) -> Result<Kernel, DeviceError> {
-        let no_kernel = || DeviceError::NoKernel {
-            entry: entry.to_owned(),
-        };
-        let text = stem_of(entry).and_then(|(_, text)| alone(text, entry));
-        let image = CString::new(text.ok_or_else(no_kernel)?).map_err(|_| no_kernel())?;
-        let name = CString::new(entry).map_err(|_| no_kernel())?;
+        let (_, text) = file_of(entry)?;
+        let text = alone(text, entry).ok_or_else(|| no_kernel(entry))?;
+        let image = CString::new(text).map_err(|_| no_kernel(entry))?;
+        let name = CString::new(entry).map_err(|_| no_kernel(entry))?;
         // The thread may be one that has not used the device before.
         self.device.bind()?;
         let mut module = std::ptr::null_mut();
@@ -127,7 +136,7 @@ impl Modules {
         // SAFETY: the module is loaded, and `name` outlives the call.
         let status = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
         let found = match status {
-            sys::CUresult::CUDA_ERROR_NOT_FOUND => Err(no_kernel()),
+            sys::CUresult::CUDA_ERROR_NOT_FOUND => Err(no_kernel(entry)),
             status => self.device.check("cuModuleGetFunction", status),
         };
         let kernel = Kernel {
@@ -179,5 +188,22 @@ impl Drop for Modules {
         for kernel in std::mem::take(loaded).into_values() {
             kernel.unload();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_no_file_holds_is_refused() {
+        let (stem, ptx) = PTX[0];
+        assert_eq!(file_of(stem), Ok((stem, ptx)));
+        assert_eq!(
+            file_of("no_such_kernel"),
+            Err(DeviceError::NoKernel {
+                entry: "no_such_kernel".into()
+            })
+        );
     }
 }

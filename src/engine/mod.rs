@@ -8,6 +8,7 @@ pub mod guard;
 pub mod hyper;
 pub mod init;
 mod inputs;
+pub mod lockstep;
 pub mod prove;
 mod root;
 pub mod run;

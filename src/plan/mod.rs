@@ -19,6 +19,7 @@ use crate::program::{ProgramBuilder, SlotTable};
 use crate::shape::{DType, Role, TensorSpec};
 
 mod head;
+pub mod memory;
 mod place;
 
 use head::HeadPlan;

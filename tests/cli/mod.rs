@@ -1,6 +1,7 @@
 //! The built program, run as its users run it.
 
 mod checks;
+mod devices;
 mod scripts;
 mod train;
 

@@ -79,7 +79,9 @@ fn without_numbers(text: &str) -> String {
 fn a_run_leaves_recipe_manifest_metrics_and_a_model() {
     let (folder, recipe) = workplace();
     let out = path(&folder, "run");
-    let ran = bitstep(&["train", &recipe, "--out", &out, "--quiet"]);
+    let ran = bitstep(&[
+        "train", &recipe, "--out", &out, "--quiet", "--device", "cpu",
+    ]);
     assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
 
     let lines = metrics(&out);
@@ -417,7 +419,8 @@ fn inspect_shows_a_recipe_and_its_model_folder() {
 #[test]
 fn the_text_of_a_run() {
     let (_folder, recipe) = workplace();
-    let ran = bitstep(&["train", &recipe, "--threads", "1", "--simd", "scalar"]);
+    let cpu = ["--device", "cpu", "--threads", "1", "--simd", "scalar"];
+    let ran = bitstep(&[&["train", &recipe], &cpu[..]].concat());
     // The time is never the same, and answers after ten steps belong to no text.
     let changing = |line: &&str| line.starts_with("time ") || line.starts_with("  ");
     let lines: Vec<&str> = ran.out.lines().filter(|l| !changing(l)).collect();

@@ -15,6 +15,12 @@ use bitstep::layout::{Layout, PlacedCall, Region};
 pub struct Plans {
     /// The next eager launches that succeed; `None` for all.
     pub launches_left: Rc<Cell<Option<u32>>>,
+    /// The bit that eager launches flip.
+    pub flip: Rc<Cell<Option<Flip>>>,
+    /// Eager launches so far.
+    pub launches: Rc<Cell<u32>>,
+    /// Every digest is the digest of nothing.
+    pub digest_fails: Rc<Cell<bool>>,
     /// Graph launches fail.
     pub graph_fails: Rc<Cell<bool>>,
     /// After a graph launch, the byte at this offset is flipped.
@@ -33,6 +39,15 @@ pub struct Plans {
     pub kernels_changed: Rc<Cell<bool>>,
     /// What was called, in order.
     pub log: Rc<RefCell<Vec<&'static str>>>,
+}
+
+/// After an eager launch, the lowest bit of one byte of the arena is flipped.
+#[derive(Clone, Copy)]
+pub struct Flip {
+    /// Which launch, from 0.
+    pub launch: u32,
+    /// The byte's offset in the arena.
+    pub offset: usize,
 }
 
 pub struct Faulty {
@@ -71,7 +86,13 @@ impl Backend for Faulty {
             Some(n) => self.plans.launches_left.set(Some(n - 1)),
             None => {}
         }
-        self.cpu.launch(arena, call)
+        self.cpu.launch(arena, call)?;
+        let launch = self.plans.launches.replace(self.plans.launches.get() + 1);
+        if let Some(flip) = self.plans.flip.get().filter(|f| f.launch == launch) {
+            let (offset, bytes) = (flip.offset, 1);
+            arena.bytes_mut(Region { offset, bytes })?[0] ^= 1;
+        }
+        Ok(())
     }
 
     fn capture(
@@ -140,7 +161,10 @@ impl Backend for Faulty {
         arena: &CpuArena,
         regions: &[Region],
     ) -> Result<Vec<blake3::Hash>, DeviceError> {
-        self.cpu.digest(arena, regions)
+        match self.plans.digest_fails.get() {
+            true => Ok(vec![blake3::hash(&[]); regions.len()]),
+            false => self.cpu.digest(arena, regions),
+        }
     }
 
     fn fill(&self, arena: &mut CpuArena, region: Region, byte: u8) -> Result<(), DeviceError> {

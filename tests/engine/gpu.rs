@@ -1,5 +1,6 @@
 //! The engine on a GPU: the same bits as on the CPU, replayed, proven and digested there.
 
+use bitstep::any_device::AnyDevice;
 use bitstep::backend::Backend;
 use bitstep::cuda::CudaBackend;
 use bitstep::cuda::products::GemmChoice;
@@ -8,7 +9,9 @@ use bitstep::engine::{Hyper, Session, Trainer};
 use bitstep::error::{CaptureError, DeviceError, GuardError};
 use bitstep::layout::Region;
 use bitstep::model::Family;
+use bitstep::plan::memory::{MemoryNeed, Room};
 use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::common::*;
@@ -265,4 +268,55 @@ fn an_arena_larger_than_the_device_is_refused_with_the_numbers() {
         panic!("expected a refusal, found {refused:?}");
     };
     assert!(needed_bytes > free_bytes);
+}
+
+#[test]
+fn an_arena_of_another_kind_of_device_is_refused() {
+    let Some(cuda) = gpu::backend() else { return };
+    let plan = plan(PlanConfig::of(2, 6));
+    let on_cpu = AnyDevice::Cpu(cpu(1));
+    let on_gpu = AnyDevice::Cuda(Rc::new(cuda));
+    let arena = on_gpu.allocate(&plan.layout, &[]).unwrap();
+    let (offset, bytes) = (0, 1);
+    let refused = on_cpu.read(&arena, Region { offset, bytes }, &mut [0]);
+    assert!(
+        matches!(refused, Err(DeviceError::Unavailable { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn the_memory_told_before_a_run_is_what_it_allocates() {
+    for choice in [GemmChoice::Own, GemmChoice::Auto] {
+        let Some(cuda) = gpu::open(choice) else {
+            return;
+        };
+        let device = AnyDevice::Cuda(Rc::new(cuda));
+        let plan = plan(PlanConfig::of(64, 256));
+        let calls = plan.layout.place(plan.calls(ProgramKind::Step));
+        let need = MemoryNeed {
+            layout: &plan.layout,
+            workspace_bytes: device.workspace_bytes(&plan.layout, &calls),
+        };
+        let free = |device: &AnyDevice| device.room().unwrap().expect("a GPU").free_bytes;
+        let before = free(&device);
+        let arena = device.allocate(&plan.layout, &calls).unwrap();
+        let taken = before - free(&device);
+        // The driver hands out memory in pages of 2 MiB, and others may share the device.
+        let page = 1 << 21;
+        assert!(
+            taken + page >= need.bytes(),
+            "{taken} bytes taken, {} told",
+            need.bytes()
+        );
+        drop(arena);
+        let room = Room {
+            free_bytes: need.bytes() - 1,
+            total_bytes: need.bytes(),
+        };
+        assert!(matches!(
+            need.check("cuda:0", room),
+            Err(DeviceError::PlanTooLarge { .. })
+        ));
+    }
 }

@@ -6,6 +6,7 @@ mod faults;
 mod faulty;
 mod gpu;
 mod independence;
+mod lockstep;
 mod states;
 mod steps;
 mod timing;
