@@ -6,7 +6,6 @@ pub mod cli;
 pub mod cpu;
 pub mod cuda;
 pub mod data;
-pub mod dependencies;
 pub mod docs;
 pub mod engine;
 pub mod error;

@@ -38,50 +38,33 @@ impl Drop for Memory {
     }
 }
 
-/// A workspace of its own: calls of different lanes may run at one time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    /// All calls but those of `Weights`.
-    Main,
-    /// Weight gradients, which nothing before the norm of all gradients waits for.
-    Weights,
-}
-
-impl Lane {
-    pub(super) const ALL: [Lane; 2] = [Lane::Main, Lane::Weights];
-}
-
-/// Bytes of the three parts of a lane's workspace: arrival counters, partials, the matrix library's own.
-pub(super) type Parts = [usize; 3];
-
 /// The memory of one plan on one device.
 pub struct CudaArena {
     id: ArenaId,
     pub(super) memory: Arc<Memory>,
-    /// Where the parts of each lane's workspace start, and their bytes.
-    starts: [Parts; 2],
-    workspace: [Parts; 2],
+    /// Where the arrival counters, the partials and the library's own workspace start.
+    parts: [usize; 3],
+    workspace: [usize; 3],
     staging: RefCell<Staging>,
 }
 
 impl CudaArena {
-    /// An arena of zeros for the planned slots and, behind them, the workspaces of the lanes.
+    /// An arena of zeros for the planned slots and, behind them, `workspace` bytes of arrival counters,
+    /// of partials, and for the matrix library.
     ///
     /// # Errors
     /// [`DeviceError::DeviceMemory`] with what was asked for and what is free.
-    pub(super) fn zeroed(
+    pub fn zeroed(
         device: &Arc<Device>,
         planned_bytes: usize,
-        workspace: [Parts; 2],
+        workspace: [usize; 3],
     ) -> Result<Self, DeviceError> {
         device.bind()?;
         let mut bytes = planned_bytes.next_multiple_of(256);
-        let starts = workspace.map(|parts| {
-            parts.map(|part| {
-                let start = bytes;
-                bytes = (bytes + part).next_multiple_of(256);
-                start
-            })
+        let parts = workspace.map(|part| {
+            let start = bytes;
+            bytes = (bytes + part).next_multiple_of(256);
+            start
         });
         let bytes = bytes.max(256);
         let (free_bytes, total_bytes) = device.memory()?;
@@ -112,7 +95,7 @@ impl CudaArena {
         Ok(CudaArena {
             id: ArenaId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
             memory,
-            starts,
+            parts,
             workspace,
             staging: RefCell::new(Staging::new(device.clone())?),
         })
@@ -126,8 +109,8 @@ impl CudaArena {
     /// Bytes of the slots and of everything behind them.
     pub fn bytes(&self) -> ArenaBytes {
         ArenaBytes {
-            planned: self.starts[0][0],
-            workspace: self.memory.bytes - self.starts[0][0],
+            planned: self.parts[0],
+            workspace: self.memory.bytes - self.parts[0],
         }
     }
 
@@ -145,32 +128,32 @@ impl CudaArena {
         device.check("cuMemcpyDtoDAsync", status)
     }
 
-    /// A counter in the zeroed part of a lane's workspace.
-    pub(super) fn counter_region(&self, lane: Lane, offset: usize) -> Region {
+    /// A counter in the zeroed part of the workspace.
+    pub(super) fn counter_region(&self, offset: usize) -> Region {
         Region {
-            offset: self.starts[lane as usize][0] + offset,
+            offset: self.parts[0] + offset,
             bytes: 0,
         }
     }
 
-    /// Bytes among a lane's partials.
-    pub(super) fn workspace_region(&self, lane: Lane, offset: usize, bytes: usize) -> Region {
+    /// Bytes among the partials.
+    pub(super) fn workspace_region(&self, offset: usize, bytes: usize) -> Region {
         Region {
-            offset: self.starts[lane as usize][1] + offset,
+            offset: self.parts[1] + offset,
             bytes,
         }
     }
 
-    /// All partials of a lane.
-    pub(super) fn partials(&self, lane: Lane) -> Region {
-        self.workspace_region(lane, 0, self.workspace[lane as usize][1])
+    /// All partials.
+    pub(super) fn partials(&self) -> Region {
+        self.workspace_region(0, self.workspace[1])
     }
 
-    /// The library's own workspace in a lane.
-    pub(super) fn library_workspace(&self, lane: Lane) -> Region {
+    /// The library's own workspace.
+    pub(super) fn library_workspace(&self) -> Region {
         Region {
-            offset: self.starts[lane as usize][2],
-            bytes: self.workspace[lane as usize][2],
+            offset: self.parts[2],
+            bytes: self.workspace[2],
         }
     }
 

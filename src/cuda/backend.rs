@@ -2,22 +2,21 @@
 
 use std::sync::Arc;
 
-use super::arena::{CudaArena, Lane, Parts, Pinned};
+use super::arena::{CudaArena, Pinned};
 use super::call::CallLaunches;
 use super::device::Device;
 use super::digest;
 use super::digest::DigestPlan;
 use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
-use super::graph::{self, Capturing, CudaGraph, Expected, GraphProducts};
+use super::graph::{self, CudaGraph, Expected, GraphProducts};
 use super::identity::Identity;
-use super::issue::{fold, lane, launches, resolve};
+use super::issue::{fold, launches, resolve};
 use super::launch::launch;
 use super::module::Modules;
 use super::products::{GemmChoice, LibraryProduct, Products, Provider, library_product};
 use crate::backend::{
     ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
 };
-use crate::dependencies::dependencies;
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{ALIGNMENT, Layout, PlacedCall, Region};
 use crate::op::Op;
@@ -74,20 +73,37 @@ impl CudaBackend {
 
     /// Bytes that [`Backend::allocate`] takes behind the arena of a layout.
     pub fn workspace_bytes(&self, layout: &Layout, calls: &[PlacedCall]) -> usize {
-        let parts = self.workspaces(layout, calls).into_iter().flatten();
+        let parts = self.workspace(layout, calls).into_iter();
         parts.map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// The workspace of each lane; digests are taken in the main one.
-    fn workspaces(&self, layout: &Layout, calls: &[PlacedCall]) -> [Parts; 2] {
+    /// Bytes of arrival counters, of partials, and for the matrix library.
+    fn workspace(&self, layout: &Layout, calls: &[PlacedCall]) -> [usize; 3] {
+        let shape = self.device.shape();
+        let planned = calls
+            .iter()
+            .map(|call| launches(&call.call.op, call, &shape));
+        let (mut counters, mut partials) = (0, 0);
+        for call in planned {
+            counters = counters.max(call.zeroed_bytes);
+            partials =
+                partials.max(call.workspace_bytes - call.zeroed_bytes.min(call.workspace_bytes));
+        }
+        let products = calls
+            .iter()
+            .filter_map(library_product)
+            .filter(|p| p.d.is_none());
+        let pieces = products
+            .map(|p| p.shape.batch * p.shape.strides[2] * 4)
+            .max();
         let digests = digest::workspace_bytes(layout.regions());
-        Lane::ALL.map(|lane| {
-            let mut parts = self.workspace(lane, calls);
-            if lane == Lane::Main {
-                parts[1] = parts[1].max(digests);
-            }
-            parts
-        })
+        let partials = partials.max(pieces.unwrap_or(0)).max(digests);
+        let library = if self.products.lt.is_some() {
+            WORKSPACE_BYTES
+        } else {
+            0
+        };
+        [counters, partials, library]
     }
 
     /// Issues a call with the provider pinned for it; says what was issued.
@@ -97,32 +113,20 @@ impl CudaBackend {
             &self.products.lt,
             library_product(call),
         ) {
-            let operands = self.operands((arena, lane(call)), &product)?;
+            let operands = self.operands(arena, &product)?;
             lt.launch(&product.shape, &algorithm, &operands)?;
             let mut expected: Expected = vec![None];
             if product.d.is_none() {
-                let folded = fold(call, &self.device.shape());
-                expected.extend(self.run(arena, lane(call), folded)?);
+                expected.extend(self.run(arena, fold(call, &self.device.shape()))?);
             }
             return Ok(expected);
         }
-        self.run_own(arena, call)
+        self.run(arena, launches(&call.call.op, call, &self.device.shape()))
     }
 
-    /// Issues the engine's own launches of a call.
-    fn run_own(&self, arena: &CudaArena, call: &PlacedCall) -> Result<Expected, DeviceError> {
-        let own = launches(&call.call.op, call, &self.device.shape());
-        self.run(arena, lane(call), own)
-    }
-
-    fn run(
-        &self,
-        arena: &CudaArena,
-        lane: Lane,
-        planned: CallLaunches,
-    ) -> Result<Expected, DeviceError> {
+    fn run(&self, arena: &CudaArena, planned: CallLaunches) -> Result<Expected, DeviceError> {
         let mut expected = Expected::new();
-        for kernel in resolve(planned, (arena, lane)) {
+        for kernel in resolve(planned, arena) {
             launch(&self.device, &self.modules, arena, &kernel)?;
             expected.push(Some(kernel));
         }
@@ -131,30 +135,31 @@ impl CudaBackend {
 
     fn operands(
         &self,
-        (arena, lane): (&CudaArena, Lane),
+        arena: &CudaArena,
         product: &LibraryProduct,
     ) -> Result<LtOperands, DeviceError> {
-        let pieces = arena.partials(lane);
+        let pieces = arena.partials();
         Ok(LtOperands {
             a: arena.address(product.a)?,
             b: arena.address(product.b)?,
             bias: product.bias.map_or(Ok(0), |r| arena.address(r))?,
             d: arena.address(product.d.unwrap_or(pieces))?,
-            workspace: arena.address(arena.library_workspace(lane))?,
+            workspace: arena.address(arena.library_workspace())?,
         })
     }
 
     /// Runs the own kernel, then every candidate on the same operands; pins the fastest whose output
     /// has the same bits. The output holds the contract's bits when this returns.
     fn admit(&self, arena: &CudaArena, call: &PlacedCall) -> Result<(), DeviceError> {
-        self.run_own(arena, call)?;
+        let own = launches(&call.call.op, call, &self.device.shape());
+        self.run(arena, own.clone())?;
         let (Some(lt), Some(product)) = (&self.products.lt, library_product(call)) else {
             self.products.pin(call, Provider::Own);
             return Ok(());
         };
         let output = [call.writes[0]];
         let expected = self.digests(arena, &output)?;
-        let timed = self.time(f32::INFINITY, || self.run_own(arena, call).map(drop))?;
+        let timed = self.time(f32::INFINITY, || self.run(arena, own.clone()).map(drop))?;
         let mut best = (timed, Provider::Own);
         for algorithm in lt.candidates(&product.shape)? {
             self.products.pin(call, Provider::Library(algorithm));
@@ -169,7 +174,7 @@ impl CudaBackend {
         }
         self.products.pin(call, best.1);
         // Candidates that were refused have left their own bits behind.
-        self.run_own(arena, call).map(drop)
+        self.run(arena, own).map(drop)
     }
 
     /// The least time of a few runs; no further one after a run that is far above `best`.
@@ -201,34 +206,6 @@ impl CudaBackend {
             .collect()
     }
 
-    /// What the calls of a lane need of its workspace.
-    fn workspace(&self, of: Lane, calls: &[PlacedCall]) -> Parts {
-        let (mut parts, shape) = ([0; 3], self.device.shape());
-        for call in calls.iter().filter(|call| lane(call) == of) {
-            let own = launches(&call.call.op, call, &shape);
-            let partials = own.workspace_bytes - own.zeroed_bytes.min(own.workspace_bytes);
-            let mut needed = [own.zeroed_bytes, partials, 0];
-            if let (Some(product), Some(_)) = (library_product(call), &self.products.lt) {
-                needed[2] = WORKSPACE_BYTES;
-                if product.d.is_none() {
-                    let pieces = product.shape.batch * product.shape.strides[2] * size_of::<f32>();
-                    needed[1] = partials.max(pieces);
-                }
-            }
-            for (part, needed) in parts.iter_mut().zip(needed) {
-                *part = needed.max(*part);
-            }
-        }
-        parts
-    }
-
-    /// The workspace that a call's launches use, if they use any.
-    fn used_workspace(&self, call: &PlacedCall) -> Option<usize> {
-        let library = matches!(self.products.pinned(call), Some(Provider::Library(_)));
-        let own = launches(&call.call.op, call, &self.device.shape()).workspace_bytes > 0;
-        (library || own).then(|| lane(call) as usize)
-    }
-
     /// What a graph over `arena` would run with now.
     fn identity(&self, arena: &CudaArena) -> Identity {
         Identity {
@@ -248,11 +225,11 @@ impl CudaBackend {
             arena.address(region)?;
         }
         arena.write(
-            arena.workspace_region(Lane::Main, 0, planned.table.len()),
+            arena.workspace_region(0, planned.table.len()),
             &planned.table,
         )?;
         let results = digest_results(arena, &planned);
-        self.run(arena, Lane::Main, planned.launches)?;
+        self.run(arena, planned.launches)?;
         let mut bytes = vec![0; results.bytes];
         arena.read(results, &mut bytes)?;
         Ok(hashes(&bytes))
@@ -262,7 +239,7 @@ impl CudaBackend {
 /// Where the digests of a plan stand side by side, so that one copy brings all of them.
 fn digest_results(arena: &CudaArena, planned: &DigestPlan) -> Region {
     let first = planned.results.first().copied().unwrap_or(0);
-    arena.workspace_region(Lane::Main, first, planned.results.len() * blake3::OUT_LEN)
+    arena.workspace_region(first, planned.results.len() * blake3::OUT_LEN)
 }
 
 fn hashes(bytes: &[u8]) -> Vec<blake3::Hash> {
@@ -290,7 +267,7 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<CudaArena, DeviceError> {
-        let workspace = self.workspaces(layout, calls);
+        let workspace = self.workspace(layout, calls);
         let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), workspace)?;
         self.modules.prepare(self.entries(calls))?;
         Ok(arena)
@@ -320,13 +297,10 @@ impl Backend for CudaBackend {
         // Modules load and functions resolve before capture, which forbids both.
         self.modules.prepare(self.entries(calls))?;
         let products = GraphProducts::of(&self.products, calls);
-        let waits = dependencies(calls, |call| self.used_workspace(call));
-        let issue = |capturing: &mut Capturing| {
+        let issue = || {
             let mut expected = Expected::new();
-            for (call, waits) in calls.iter().zip(&waits) {
-                capturing.after(waits)?;
+            for call in calls {
                 expected.extend(self.issue(arena, call)?);
-                capturing.issued()?;
             }
             Ok(expected)
         };
@@ -432,15 +406,12 @@ impl Backend for CudaBackend {
         let results = digest_results(arena, &planned);
         let table = Pinned::holding(&self.device, &planned.table)?;
         let found = Pinned::holding(&self.device, &vec![0; results.bytes])?;
-        let issue = |_: &mut Capturing| {
+        let issue = || {
             if regions.is_empty() {
                 return Ok(Expected::new());
             }
-            table.send(
-                arena,
-                arena.workspace_region(Lane::Main, 0, planned.table.len()),
-            )?;
-            let expected = self.run(arena, Lane::Main, planned.launches)?;
+            table.send(arena, arena.workspace_region(0, planned.table.len()))?;
+            let expected = self.run(arena, planned.launches)?;
             found.receive(arena, results)?;
             Ok(expected)
         };

@@ -91,7 +91,7 @@ pub(super) fn capture(
     device: &Arc<Device>,
     (modules, products): (&Arc<Modules>, GraphProducts),
     arena: &CudaArena,
-    issue: impl FnOnce(&mut Capturing) -> Result<Expected, DeviceError>,
+    issue: impl FnOnce() -> Result<Expected, DeviceError>,
 ) -> Result<CudaGraph, CaptureError> {
     device.bind()?;
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -100,15 +100,7 @@ pub(super) fn capture(
     device.check("cuStreamBeginCapture", status)?;
     // A panic in between would leave the stream capturing; the guard ends it then too.
     let open = OpenCapture { device };
-    let mut capturing = Capturing {
-        device,
-        ends: Vec::new(),
-        waited_for: Vec::new(),
-    };
-    let issued = issue(&mut capturing).and_then(|expected| {
-        capturing.join()?;
-        Ok(expected)
-    });
+    let issued = issue();
     let graph = open.end();
     let graph = OwnedGraph {
         graph: graph?,
@@ -138,93 +130,6 @@ pub(super) fn capture(
     let status = unsafe { sys::cuGraphUpload(captured.exec, device.stream()) };
     device.check("cuGraphUpload", status)?;
     Ok(captured)
-}
-
-/// Decides what each call of a capture waits for.
-pub(super) struct Capturing<'d> {
-    device: &'d Device,
-    /// The node with which each call ends; those it waits for if it issued nothing.
-    ends: Vec<Vec<sys::CUgraphNode>>,
-    /// Whether another call waits for it.
-    waited_for: Vec<bool>,
-}
-
-impl Capturing<'_> {
-    /// Makes the next call wait for earlier ones, by their numbers, and for nothing else.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(super) fn after(&mut self, calls: &[usize]) -> Result<(), DeviceError> {
-        let mut nodes = Vec::with_capacity(calls.len());
-        for &call in calls {
-            self.waited_for[call] = true;
-            nodes.extend(&self.ends[call]);
-        }
-        self.set(&mut nodes)
-    }
-
-    /// Notes where the call that was issued last ends.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(super) fn issued(&mut self) -> Result<(), DeviceError> {
-        let ends = self.current()?;
-        self.ends.push(ends);
-        self.waited_for.push(false);
-        Ok(())
-    }
-
-    /// Makes the capture's end wait for every call that no other waits for.
-    fn join(&self) -> Result<(), DeviceError> {
-        let calls = self.ends.iter().zip(&self.waited_for);
-        let open = calls.filter(|(_, waited)| !**waited);
-        let mut nodes: Vec<_> = open.flat_map(|(ends, _)| ends).copied().collect();
-        match nodes.is_empty() {
-            true => Ok(()),
-            false => self.set(&mut nodes),
-        }
-    }
-
-    fn set(&self, nodes: &mut [sys::CUgraphNode]) -> Result<(), DeviceError> {
-        let how = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES;
-        // SAFETY: the stream is capturing, the nodes are of its graph, and no edge data stands for
-        // edges of the default kind.
-        let status = unsafe {
-            sys::cuStreamUpdateCaptureDependencies_v2(
-                self.device.stream(),
-                nodes.as_mut_ptr(),
-                std::ptr::null(),
-                nodes.len(),
-                how as u32,
-            )
-        };
-        self.device
-            .check("cuStreamUpdateCaptureDependencies", status)
-    }
-
-    /// What the next node would wait for: the node that was captured last.
-    fn current(&self) -> Result<Vec<sys::CUgraphNode>, DeviceError> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        let (mut nodes, mut count) = (std::ptr::null(), 0);
-        // SAFETY: the pointers outlive the call; those that are null ask for nothing.
-        let found = unsafe {
-            sys::cuStreamGetCaptureInfo_v3(
-                self.device.stream(),
-                &mut status,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                &mut nodes,
-                std::ptr::null_mut(),
-                &mut count,
-            )
-        };
-        self.device.check("cuStreamGetCaptureInfo", found)?;
-        if count == 0 {
-            return Ok(Vec::new());
-        }
-        // SAFETY: the driver's list has `count` nodes and is valid until the next call on the stream.
-        Ok(unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec())
-    }
 }
 
 struct OpenCapture<'d> {

@@ -1,6 +1,6 @@
 //! From a call to its launches: the engine's own kernels, the workspace they use, and its addresses.
 
-use super::arena::{CudaArena, Lane};
+use super::arena::CudaArena;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::{
     adamw, attention, bias, clip, cross_entropy, embed, matmul, rms_norm, rope, swiglu, tree_add,
@@ -46,27 +46,13 @@ pub(super) fn fold(call: &PlacedCall, shape: &DeviceShape) -> CallLaunches {
     }
 }
 
-/// The workspace a call uses. Weight gradients have one of their own, because they may run beside the
-/// calls that carry the gradient on.
-pub(super) fn lane(call: &PlacedCall) -> Lane {
-    match call.call.op {
-        Op::MatmulGradWeight(_) => Lane::Weights,
-        _ => Lane::Main,
-    }
-}
-
 /// Puts the workspace arguments of a call at their addresses: counters in the zeroed part, the rest
 /// behind it, so that no call's partials lie over another's counters.
-pub(super) fn resolve(
-    planned: CallLaunches,
-    (arena, lane): (&CudaArena, Lane),
-) -> Vec<KernelLaunch> {
+pub(super) fn resolve(planned: CallLaunches, arena: &CudaArena) -> Vec<KernelLaunch> {
     let zeroed = planned.zeroed_bytes;
     let place = |arg: Arg| match arg {
-        Arg::Workspace { offset } if offset < zeroed => {
-            Arg::Region(arena.counter_region(lane, offset))
-        }
-        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(lane, offset - zeroed, 0)),
+        Arg::Workspace { offset } if offset < zeroed => Arg::Region(arena.counter_region(offset)),
+        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(offset - zeroed, 0)),
         other => other,
     };
     let launches = planned.launches.into_iter();
