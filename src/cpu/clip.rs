@@ -76,7 +76,8 @@ pub fn decide(squares: f64, loss: f32, scalars: &StepScalars) -> ReportWords {
         clip_coefficient: canonical_bits(coefficient as f32),
         applied: u32::from(dropped.is_empty()),
         dropped: dropped.bits(),
-        reserved: [0; 3],
+        loss_scale: 0,
+        reserved: [0; 2],
     }
 }
 

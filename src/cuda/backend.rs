@@ -18,6 +18,7 @@ use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 use crate::op::Op;
+use crate::shape::Math;
 
 /// Timed runs of a candidate; the fastest counts.
 const TIMED_RUNS: usize = 3;
@@ -160,6 +161,20 @@ impl CudaBackend {
     }
 }
 
+/// Whether there are kernels for an op's precision.
+///
+/// # Errors
+/// [`DeviceError::NoPrecision`] names both.
+pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
+    match op.rule().math() {
+        Math::F32 => Ok(()),
+        math => Err(DeviceError::NoPrecision {
+            op: op.rule().stem(),
+            precision: math.name(),
+        }),
+    }
+}
+
 /// The engine's own launches of a call.
 pub fn launches(op: &Op, call: &PlacedCall, shape: &DeviceShape) -> CallLaunches {
     match op {
@@ -235,6 +250,9 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<CudaArena, DeviceError> {
+        calls
+            .iter()
+            .try_for_each(|call| has_kernels(&call.call.op))?;
         let shape = self.device.shape();
         let planned = calls
             .iter()
@@ -271,6 +289,7 @@ impl Backend for CudaBackend {
     }
 
     fn launch(&self, arena: &mut CudaArena, call: &PlacedCall) -> Result<(), DeviceError> {
+        has_kernels(&call.call.op)?;
         self.device.bind()?;
         let product = matches!(
             call.call.op,

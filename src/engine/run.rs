@@ -15,7 +15,7 @@ use crate::io::model_folder::ModelFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
 use crate::model::decoder::Decoder;
-use crate::plan::{CHUNK_LOGITS, Plan, PlanConfig};
+use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig};
 
 /// A training run.
 pub struct Run<B: Backend> {
@@ -149,7 +149,8 @@ fn plan_config(recipe: &Recipe) -> PlanConfig {
         beta1: recipe.optimizer.beta1,
         beta2: recipe.optimizer.beta2,
         eps: recipe.optimizer.eps,
-        domain: recipe.precision.domain.clone(),
+        math: recipe.precision.math(),
+        growth_interval: recipe.precision.growth_interval.unwrap_or(GROWTH_INTERVAL),
         chunk_logits: CHUNK_LOGITS,
     }
 }

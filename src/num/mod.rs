@@ -6,6 +6,7 @@
 pub const VERSION: u32 = 1;
 
 pub mod chain;
+pub mod element;
 pub mod elementary;
 pub mod lanes;
 pub mod normal;

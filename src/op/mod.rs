@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
-use crate::shape::{DType, Shape};
+use crate::shape::{DType, Math, Shape};
 
 /// A tensor of the program: an index into its slot table, never a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -121,6 +121,11 @@ pub trait OpRule {
 
     /// The operands it takes, fixed by its attributes.
     fn signature(&self) -> Signature;
+
+    /// How its products are computed and its activations stored.
+    fn math(&self) -> Math {
+        Math::F32
+    }
 
     /// Floating-point operations of one call, a multiply-add counted as two; 0 where bytes decide.
     fn flops(&self) -> u64 {
