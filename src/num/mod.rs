@@ -12,6 +12,8 @@ pub mod lanes;
 pub mod normal;
 pub mod philox;
 pub mod round;
+pub mod tensor_model;
+pub mod tensor_step;
 pub mod tree;
 
 pub use elementary::{ACCURACY, Accuracy, cos, exp, log, sigmoid, sin, sin_cos, softplus};
