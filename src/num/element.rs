@@ -19,40 +19,12 @@ pub struct Bf16(pub u16);
 pub struct F16(pub u16);
 
 /// A floating-point element of a tensor.
-///
-/// The functions over rows take scratch that the narrow types use; binary32 works in place.
 pub trait Element: Pod + Send + Sync {
     /// The value in binary32, exactly.
     fn to_f32(self) -> f32;
 
     /// The element nearest to `x`; ties to even, a NaN is the canonical one.
     fn from_f32(x: f32) -> Self;
-
-    /// The values of a row in binary32.
-    #[inline(always)]
-    fn view<'a>(row: &'a [Self], scratch: &'a mut Vec<f32>) -> &'a [f32] {
-        scratch.clear();
-        scratch.extend(row.iter().map(|x| x.to_f32()));
-        scratch
-    }
-
-    /// Writes a row: `write` gets binary32 of the row's length, whose contents it must not read.
-    #[inline(always)]
-    fn fill(row: &mut [Self], scratch: &mut Vec<f32>, write: impl FnOnce(&mut [f32])) {
-        scratch.clear();
-        scratch.resize(row.len(), 0.0);
-        write(scratch);
-        narrow(row, scratch);
-    }
-
-    /// Changes a row in place.
-    #[inline(always)]
-    fn edit(row: &mut [Self], scratch: &mut Vec<f32>, change: impl FnOnce(&mut [f32])) {
-        scratch.clear();
-        scratch.extend(row.iter().map(|x| x.to_f32()));
-        change(scratch);
-        narrow(row, scratch);
-    }
 }
 
 /// `row[i]` becomes the element nearest to `values[i]`.
@@ -72,21 +44,6 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         x
-    }
-
-    #[inline(always)]
-    fn view<'a>(row: &'a [f32], _: &'a mut Vec<f32>) -> &'a [f32] {
-        row
-    }
-
-    #[inline(always)]
-    fn fill(row: &mut [f32], _: &mut Vec<f32>, write: impl FnOnce(&mut [f32])) {
-        write(row);
-    }
-
-    #[inline(always)]
-    fn edit(row: &mut [f32], _: &mut Vec<f32>, change: impl FnOnce(&mut [f32])) {
-        change(row);
     }
 }
 
@@ -149,34 +106,13 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> Option<Vec<f32>> {
 mod tests {
     use super::*;
 
-    /// `edit` by a doubling and `fill` by a count, on three elements.
-    fn rows<E: Element>() -> [Vec<f32>; 3] {
-        let mut scratch = vec![7.0; 9];
-        let mut row = [1.5, -0.25, 3.0].map(E::from_f32);
-        let seen = E::view(&row, &mut scratch).to_vec();
-        E::edit(&mut row, &mut scratch, |x| {
-            x.iter_mut().for_each(|x| *x *= 2.0);
-        });
-        let edited = row.map(E::to_f32).to_vec();
-        E::fill(&mut row, &mut scratch, |x| {
-            assert_eq!(x.len(), 3);
-            for (i, x) in x.iter_mut().enumerate() {
-                *x = i as f32;
-            }
-        });
-        [seen, edited, row.map(E::to_f32).to_vec()]
-    }
-
     #[test]
-    fn rows_are_seen_changed_and_written_in_every_storage() {
-        let expected = [
-            vec![1.5, -0.25, 3.0],
-            vec![3.0, -0.5, 6.0],
-            vec![0.0, 1.0, 2.0],
-        ];
-        assert_eq!(rows::<f32>(), expected);
-        assert_eq!(rows::<Bf16>(), expected);
-        assert_eq!(rows::<F16>(), expected);
+    fn a_row_is_narrowed_element_by_element() {
+        let mut row = [Bf16(7); 3];
+        narrow(&mut row, &[1.0, -2.0, 1.0 + f32::EPSILON]);
+        assert_eq!(row.map(Element::to_f32), [1.0, -2.0, 1.0]);
+        assert_eq!(F16::from_f32(f32::NAN), F16(0x7e00));
+        assert_eq!(f32::from_f32(1e-30).to_f32(), 1e-30);
     }
 
     #[test]
