@@ -24,6 +24,9 @@ pub mod rows;
 pub mod simd;
 mod simd_path;
 pub mod swiglu;
+mod tensor_block;
+pub mod tensor_gemm;
+mod tensor_tile;
 pub mod tree_add;
 
 pub use backend::CpuBackend;

@@ -16,6 +16,8 @@ pub mod graph;
 mod launch;
 pub mod matmul;
 pub mod module;
+pub mod probe;
+pub mod probe_cases;
 pub mod products;
 pub mod ptx;
 pub mod rms_norm;

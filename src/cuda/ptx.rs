@@ -24,6 +24,8 @@ pub const PTX: &[(&str, &str)] = ptx![
     "matmul_f32",
     "matmul_grad_input_f32",
     "matmul_grad_weight_f32",
+    "probe_mma",
+    "probe_wgmma_sm90a",
     "qk_norm_rope_f32",
     "qk_norm_rope_grad_f32",
     "rms_norm_f32",
