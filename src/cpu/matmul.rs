@@ -33,7 +33,7 @@ struct Product<'a> {
     store: Store,
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
     fn run(&self, context: &CpuContext, c: MatMut) -> Result<(), DeviceError> {
         let Some(kind) = kind_of(self.math) else {
             let product = Gemm {
@@ -46,7 +46,7 @@ impl Product<'_> {
             };
             return gemm(context, &product, c);
         };
-        let mat = |m: &Mat| TensorMat {
+        let mat = |m: Mat<'a>| TensorMat {
             elements: Elements::F32(m.data),
             rows: m.rows,
             cols: m.cols,
@@ -55,8 +55,8 @@ impl Product<'_> {
         let product = TensorGemm {
             kind,
             form: self.form,
-            a: mat(&self.a),
-            b: mat(&self.b),
+            a: mat(self.a),
+            b: mat(self.b),
             bias: self.bias,
             sum: self.sum.map_or(TensorSum::Chain, TensorSum::Tokens),
             store: self.store,

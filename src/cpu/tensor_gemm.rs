@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use crate::cpu::context::CpuContext;
 use crate::cpu::gemm::{Form, MatMut};
+use crate::cpu::simd::SimdPath;
 use crate::cpu::tensor_block::Block;
 use crate::error::DeviceError;
 use crate::num::round::{bf16_to_f32, f16_to_f32};
@@ -247,6 +248,19 @@ pub fn tensor_gemm(context: &CpuContext, gemm: &TensorGemm, c: MatMut) -> Result
         _ => context.run(|| parts.into_par_iter().for_each(block)),
     }
     Ok(())
+}
+
+/// As [`tensor_gemm`], on the calling thread alone, for sizes that the caller has checked.
+pub(super) fn tensor_gemm_alone(path: SimdPath, gemm: &TensorGemm, c: MatMut) {
+    for Part { row, col, mut out } in parts(c, 1) {
+        let block = Block {
+            path,
+            gemm,
+            row,
+            col,
+        };
+        block.compute(&mut out);
+    }
 }
 
 /// A part of the result: its first row and column, and its rows.

@@ -14,7 +14,7 @@ use bitstep::op::{Op, Store};
 use bitstep::shape::Math;
 
 use super::reference::expected;
-use super::runner::{Case, Numbers, Values, assert_bits};
+use super::runner::{Case, Numbers, Values, assert_bits, with_math};
 
 /// One case a seed, so that no two cases have the same contents.
 fn check_all(ops: impl IntoIterator<Item = Op>) {
@@ -23,8 +23,15 @@ fn check_all(ops: impl IntoIterator<Item = Op>) {
     }
 }
 
+/// In f32, and in both narrow storages where the op has operands of them.
 fn check(case: &Case) {
     assert_bits(case, &expected(case));
+    for math in [Math::Bf16, Math::F16] {
+        if with_math(&case.op, math) != case.op {
+            let narrow = case.in_math(math);
+            assert_bits(&narrow, &expected(&narrow));
+        }
+    }
 }
 
 /// One token, one piece, ragged pieces, ragged grains, more pieces than threads.

@@ -8,3 +8,5 @@ mod faults;
 mod matmul;
 mod reference;
 mod runner;
+mod tensor;
+mod tensor_attention;
