@@ -17,6 +17,7 @@ mod inspect;
 mod machine;
 mod output;
 mod parity;
+mod precision;
 mod progress;
 mod recipe_options;
 mod train;

@@ -188,13 +188,13 @@ fn a_golden_that_compares_nothing_is_refused() {
 fn a_domain_that_cannot_be_proven_is_named_and_does_not_hide_the_others() {
     let case = Case::blessed();
     let golden = case.golden();
-    let foreign = golden.replace("domain f32", "domain bf16.sm90");
+    let foreign = golden.replace("domain f32", "domain bf16.sm80");
     fs::write(case.path("foreign.golden"), foreign).expect("writes");
     let paths = [case.path("foreign.golden"), case.path("small.golden")];
     let said = bitstep(&["verify", &paths[0], &paths[1]]);
     assert_eq!(said.code, 3, "{said:?}");
     assert!(
-        said.err.contains("domain bf16.sm90 cannot be proven"),
+        said.err.contains("domain bf16.sm80 cannot be proven"),
         "{said:?}"
     );
     assert!(said.out.contains("small.golden: identical"), "{said:?}");

@@ -5,6 +5,7 @@ mod faults;
 mod faulty;
 mod gpu;
 mod independence;
+mod precision;
 mod states;
 mod steps;
 mod updates;
