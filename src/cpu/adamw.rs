@@ -59,6 +59,12 @@ impl Task for Update<'_> {
     }
 }
 
+/// `to = from`.
+fn copy(to: &mut [f32], from: &[f32]) {
+    let blocks = to.par_chunks_mut(BLOCK).zip(from.par_chunks(BLOCK));
+    blocks.for_each(|(to, from)| to.copy_from_slice(from));
+}
+
 /// One step of AdamW, or nothing at all when the report says that the step is dropped.
 pub fn update(
     context: &CpuContext,
@@ -126,8 +132,7 @@ pub fn update(
                 dispatch(path, task);
             });
         if let Some(shadow) = shadow {
-            let blocks = shadow.par_chunks_mut(BLOCK).zip(param.par_chunks(BLOCK));
-            blocks.for_each(|(shadow, param)| shadow.copy_from_slice(param));
+            copy(shadow, param);
         }
     });
     Ok(())

@@ -11,7 +11,9 @@ use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
 use bitstep::op::{Op, Store};
 use bitstep::shape::Math;
 
-use super::runner::{Case, Numbers, Values, assert_bits, devices, first_difference, run};
+use super::runner::{
+    Case, Numbers, Values, assert_bits, devices, first_difference, run, with_math,
+};
 
 const SUM: TokenSum = TokenSum {
     tokens: 12,
@@ -138,8 +140,8 @@ fn an_id_outside_the_table_is_an_error() {
     }
 }
 
-fn one_of_each() -> Vec<Op> {
-    let (rows, seq_len, heads, sum) = (SUM.tokens, 6, HEADS, SUM);
+fn of_rows() -> Vec<Op> {
+    let (rows, sum) = (SUM.tokens, SUM);
     let (vocab_size, d_model, store) = (4, 3, Store::Add);
     vec![
         Embed {
@@ -178,6 +180,12 @@ fn one_of_each() -> Vec<Op> {
             sum,
         }
         .into(),
+    ]
+}
+
+fn of_heads() -> Vec<Op> {
+    let (rows, seq_len, heads, sum) = (SUM.tokens, 6, HEADS, SUM);
+    vec![
         Rope {
             math: Math::F32,
             rows,
@@ -221,6 +229,14 @@ fn one_of_each() -> Vec<Op> {
         }
         .into(),
     ]
+}
+
+/// One of each op, in f32 and in both narrow storages.
+fn one_of_each() -> Vec<Op> {
+    let ops = [of_rows(), of_heads()].concat();
+    let narrow = [Math::Bf16, Math::F16].map(|math| ops.iter().map(move |op| with_math(op, math)));
+    let narrow: Vec<Op> = narrow.into_iter().flatten().collect();
+    ops.into_iter().chain(narrow).collect()
 }
 
 #[test]
