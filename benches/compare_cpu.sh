@@ -16,7 +16,7 @@ cargo build --release --quiet
 ours="$results/tiny-cpu-$stamp-bitstep.json"
 peer="$results/tiny-cpu-$stamp-pytorch.json"
 target/release/bitstep bench benches/recipes/tiny.toml --steps 100 --threads "$threads" --json >"$ours"
-"$python" benches/peer_pytorch.py --steps 100 --threads "$threads" --json >"$peer"
+"$python" benches/peer_pytorch.py --mode eager compiled --steps 100 --threads "$threads" --json >"$peer"
 "$python" - "$ours" "$peer" <<'PYTHON'
 import json
 import sys

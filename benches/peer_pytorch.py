@@ -1,126 +1,224 @@
-"""The step `tiny` of benches/recipes/tiny.toml in PyTorch on the CPU: eager and with torch.compile.
+"""A whole training step in PyTorch, timed: forward, backward, clipping by the global norm 1.0, fused AdamW.
 
-A step is forward, backward, clipping by the global norm, and AdamW, over random tokens. The model is
-plain PyTorch with its fused attention, norm and optimizer, which is faster here than a model library.
+    python benches/peer_pytorch.py --size tiny|gpt2|qwen06 --device cpu|cuda --dtype DTYPE
+        [--mode eager|graph|compiled ...] [--steps N] [--threads N] [--deterministic] [--json]
 
-    python benches/peer_pytorch.py [--steps N] [--threads N] [--json]
+Modes: `eager`; `graph`, the whole eager step in one CUDA graph, captured after a warm-up on a side
+stream; `compiled`, model and loss through torch.compile (default mode, fullgraph), on a GPU with the whole
+step in one CUDA graph too. Types: `f32`, `tf32` (f32 with TF32 products), `bf16` (autocast over f32
+parameters), `bf16-pure` (parameters and moments in bf16: less memory and traffic, and no f32 masters).
 
-Needs PyTorch 2.5 or newer. Where torch.compile finds no compiler, only the eager step is timed.
+On a GPU `ms` is the time between two events around a step while steps are queued back to back, without
+the copy of its tokens; `wall_ms` is the caller's: new tokens from pinned memory, the step, the loss read
+back. On a CPU both are the caller's. Tokens are random and new at every step. One mode a process gives
+honest memory and first-step times. Needs PyTorch 2.5 or newer.
 """
 
-import argparse
-import json
-import statistics
-import sys
 import time
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+START = time.perf_counter()
 
-LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, FF, VOCAB, BATCH, TOKENS = 2, 128, 4, 2, 32, 384, 256, 32, 32
+import argparse  # noqa: E402
+import contextlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import statistics  # noqa: E402
+import sys  # noqa: E402
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+from peer_model import SIZES, Llama  # noqa: E402
+
 WARMUP = 5
+DTYPES = ("f32", "tf32", "bf16", "bf16-pure")
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm1 = nn.RMSNorm(WIDTH, eps=1e-5)
-        self.norm2 = nn.RMSNorm(WIDTH, eps=1e-5)
-        self.q = nn.Linear(WIDTH, HEADS * HEAD, bias=False)
-        self.k = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
-        self.v = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
-        self.o = nn.Linear(HEADS * HEAD, WIDTH, bias=False)
-        self.gate = nn.Linear(WIDTH, FF, bias=False)
-        self.up = nn.Linear(WIDTH, FF, bias=False)
-        self.down = nn.Linear(FF, WIDTH, bias=False)
+class Step:
+    """One training step over a static batch; `loss` holds the last step's loss."""
 
-    def forward(self, x, cos, sin):
-        h = self.norm1(x)
-        batch, tokens, _ = h.shape
-        q = rotate(self.q(h).view(batch, tokens, HEADS, HEAD).transpose(1, 2), cos, sin)
-        k = rotate(self.k(h).view(batch, tokens, KV_HEADS, HEAD).transpose(1, 2), cos, sin)
-        v = self.v(h).view(batch, tokens, KV_HEADS, HEAD).transpose(1, 2)
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.o(a.transpose(1, 2).reshape(batch, tokens, HEADS * HEAD))
-        h = self.norm2(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+    def __init__(self, arguments, mode):
+        self.size = SIZES[arguments.size]
+        self.device = torch.device(arguments.device)
+        self.cuda = self.device.type == "cuda"
+        half = arguments.dtype.startswith("bf16")
+        # PyTorch's f32 attention has fused kernels only for as many key heads as query heads; short
+        # rows are faster without the copies that it takes to get there.
+        repeat_kv = self.cuda and not half and self.size.tokens > 128
+        torch.manual_seed(1)
+        compute_type = torch.bfloat16 if half else torch.float32
+        self.model = Llama(self.size, compute_type, repeat_kv).to(self.device)
+        if arguments.dtype == "bf16-pure":
+            self.model.bfloat16()
+        self.autocast = arguments.dtype == "bf16"
+        self.forward = torch.compile(self.model, fullgraph=True) if mode == "compiled" else self.model
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=1e-4,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+            fused=True,
+            capturable=self.cuda,
+        )
+        self.rows = self.draw(1)[0]
+        self.loss = None
 
+    def draw(self, steps):
+        """Random tokens of so many steps, on the device."""
+        shape = (steps, self.size.batch, self.size.tokens + 1)
+        return torch.randint(self.size.vocab, shape, device=self.device)
 
-class Llama(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(WIDTH, eps=1e-5)
-        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
-        frequency = 10000.0 ** (-torch.arange(0, HEAD, 2) / HEAD)
-        angle = torch.arange(TOKENS)[:, None] * frequency[None, :]
-        self.register_buffer("cos", torch.cat([angle.cos()] * 2, dim=-1))
-        self.register_buffer("sin", torch.cat([angle.sin()] * 2, dim=-1))
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        return self.head(self.norm(x))
-
-
-def rotate(x, cos, sin):
-    a, b = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-b, a], dim=-1) * sin
-
-
-def measure(steps, compiled):
-    """Milliseconds of each of `steps` steps, after a warm-up."""
-    torch.manual_seed(1)
-    model = Llama()
-    forward = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
-    times = []
-    for step in range(WARMUP + steps):
-        ids = torch.randint(VOCAB, (BATCH, TOKENS + 1))
-        start = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        logits = forward(ids[:, :-1])
-        loss = F.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
+    def run(self):
+        precision = contextlib.nullcontext()
+        if self.autocast:
+            # Each weight is cast once a step anyway, and a cache must not outlive a capture.
+            precision = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        with precision:
+            loss = self.forward(self.rows)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        loss.item()
-        if step >= WARMUP:
-            times.append((time.perf_counter() - start) * 1e3)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.loss = loss.detach()
+
+    def eager(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        self.run()
+
+
+def captured(step):
+    """The step as one CUDA graph; what starts it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP):
+            step.eager()
+    torch.cuda.current_stream().wait_stream(side)
+    # Without gradients at capture, the graph's backward assigns them, in memory of its own.
+    step.optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.run()
+    return graph.replay
+
+
+def device_times(step, launch, steps):
+    """Milliseconds of each step between events, while later steps are already queued."""
+    tokens = step.draw(steps)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(steps)]
+    launch()
+    for rows, (before, after) in zip(tokens, events):
+        step.rows.copy_(rows)
+        before.record()
+        launch()
+        after.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) for before, after in events]
+
+
+def wall_times(step, launch, steps):
+    """Milliseconds of each step by the caller's clock, its tokens copied in and its loss read."""
+    tokens = step.draw(steps).cpu()
+    if step.cuda:
+        tokens = tokens.pin_memory()
+        torch.cuda.synchronize()
+    times = []
+    for rows in tokens:
+        start = time.perf_counter()
+        step.rows.copy_(rows, non_blocking=True)
+        launch()
+        step.loss.item()
+        times.append((time.perf_counter() - start) * 1e3)
     return times
 
 
-def main():
+def summary(name, times):
+    ordered = sorted(times)
+    last = len(ordered) - 1
+    return {
+        f"{name}_p50": statistics.median(ordered),
+        f"{name}_p95": ordered[min(last, int(0.95 * len(ordered)))],
+        f"{name}_best": ordered[0],
+    }
+
+
+def measure(arguments, mode):
+    """What one mode gives."""
+    step = Step(arguments, mode)
+    launch = step.eager
+    if step.cuda and mode != "eager":
+        launch = captured(step)
+    launch()
+    first = step.loss.item()
+    first_ms = (time.perf_counter() - START) * 1e3
+    for _ in range(WARMUP):
+        launch()
+    wall = wall_times(step, launch, arguments.steps)
+    times = device_times(step, launch, arguments.steps) if step.cuda else wall
+    last = step.loss.item()
+    if not (last == last and abs(last) < 1e4):
+        raise RuntimeError(f"the loss went from {first} to {last}: nothing was trained")
+    found = summary("ms", times) | summary("wall_ms", wall)
+    found |= {"ms": [round(t, 4) for t in times], "error": None}
+    found |= {"first_step_ms": first_ms, "loss_first": first, "loss_last": last}
+    if step.cuda:
+        found["max_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        found["max_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    return found
+
+
+def read_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="f32")
+    parser.add_argument("--mode", nargs="+", choices=("eager", "graph", "compiled"))
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.mode is None:
+        arguments.mode = ["compiled"] if arguments.device == "cuda" else ["eager", "compiled"]
+    if arguments.device == "cpu" and "graph" in arguments.mode:
+        parser.error("a CPU has no CUDA graph")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: PyTorch finds no CUDA device")
+    return arguments
+
+
+def main():
+    arguments = read_arguments()
     torch.set_num_threads(arguments.threads)
-    result = {"torch": torch.__version__, "threads": arguments.threads, "steps": arguments.steps}
-    for name in ("eager", "compiled"):
-        result[f"{name}_ms_p50"], result[f"{name}_error"] = None, None
+    torch.backends.cuda.matmul.allow_tf32 = arguments.dtype == "tf32"
+    if arguments.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    keys = ("size", "dtype", "threads", "steps", "deterministic")
+    result = {"torch": torch.__version__} | {key: getattr(arguments, key) for key in keys}
+    cuda = arguments.device == "cuda"
+    result["device"] = torch.cuda.get_device_name() if cuda else "CPU"
+    failed = False
+    for mode in arguments.mode:
         try:
-            times = measure(arguments.steps, compiled=name == "compiled")
-            result[f"{name}_ms_p50"] = statistics.median(times)
-            result[f"{name}_ms"] = [round(t, 4) for t in times]
+            found = measure(arguments, mode)
         except Exception as error:  # torch.compile fails in many ways where no compiler is installed
-            if name == "eager":
+            if mode == "eager":
                 raise
-            result[f"{name}_error"] = str(error).splitlines()[0]
-            print(f"torch.compile does not work here: {error}", file=sys.stderr)
+            text = str(error).strip() or type(error).__name__
+            found = {"ms_p50": None, "error": text.splitlines()[0]}
+            failed = True
+            print(f"{mode} does not work here: {error}", file=sys.stderr)
+        result |= {f"{mode}_{key}": value for key, value in found.items()}
     if arguments.json:
         print(json.dumps(result))
-        return
-    for name in ("eager", "compiled"):
-        ms = result[f"{name}_ms_p50"]
-        text = f"{ms:.2f} ms a step, median" if ms is not None else "not measured"
-        print(f"PyTorch {torch.__version__}, {arguments.threads} threads, {name}: {text}")
+    else:
+        where = result["device"] if cuda else f"{arguments.threads} threads"
+        for mode in arguments.mode:
+            ms = result[f"{mode}_ms_p50"]
+            text = f"{ms:.3f} ms a step, median" if ms is not None else "not measured"
+            print(f"PyTorch {torch.__version__}, {where}, {arguments.size} {arguments.dtype}, {mode}: {text}")
+    # A single mode that failed has measured nothing; beside others it is one missing figure.
+    sys.exit(1 if failed and len(arguments.mode) == 1 else 0)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,12 @@ __device__ __forceinline__ bool aligned_16(const void* p) { return ((unsigned lo
 __device__ __forceinline__ unsigned lane_of_eight() { return threadIdx.x >> 1 & 7; }
 __device__ __forceinline__ unsigned lane_of_four() { return (threadIdx.x & 1) | (threadIdx.x >> 3 & 2); }
 
+// Where a lane stands among LANES lanes side by side, of four or eight.
+template <int LANES> __device__ __forceinline__ unsigned lane_of() {
+    static_assert(LANES == 4 || LANES == 8, "a warp is 4 lanes by 8");
+    return LANES == 8 ? lane_of_eight() : lane_of_four();
+}
+
 // Tiles in bands of 16 tile rows, down each band's columns: blocks that run together share both operands.
 __device__ __forceinline__ void place_tile(unsigned id, unsigned tiles_m, unsigned tiles_n, unsigned& tile_m,
                                            unsigned& tile_n) {
@@ -39,60 +45,61 @@ __device__ __forceinline__ void place_tile(unsigned id, unsigned tiles_m, unsign
     tile_n = within / rows;
 }
 
-// Brings DEPTH terms of ROWS rows (of A, or columns of B) to shared memory as [term][row], stride ROWS + 4.
+// Brings DEPTH terms of ROWS rows (of A, or columns of B) to shared memory as [term][row].
 template <int ROWS, int DEPTH, int THREADS, Inner INNER, bool VECTORS> struct Panel;
 
-// Contiguous terms: through registers, so that the write transposes. A warp holds 16 rows of 8 terms; with
-// the stride of 4 mod 32 its 32 writes meet 32 banks.
+// Terms that pass through registers at a time.
+constexpr int ROUND = 8;
+
+// Contiguous terms: through registers, a round at a time, so that the write transposes. A warp holds 16 rows
+// of 8 terms; with a stride of 4 mod 32 its 32 writes meet 32 banks.
 template <int ROWS, int DEPTH, int THREADS, bool VECTORS> struct Panel<ROWS, DEPTH, THREADS, Inner::K, VECTORS> {
     static constexpr int STRIDE = ROWS + 4;
-    static constexpr int CHUNKS = ROWS * DEPTH / 4 / THREADS;
-    static_assert(CHUNKS * THREADS * 4 == ROWS * DEPTH && DEPTH % 8 == 0, "whole chunks a thread");
+    static constexpr int CHUNKS = ROWS * ROUND / 4 / THREADS;
+    static_assert(CHUNKS * THREADS * 4 == ROWS * ROUND && DEPTH % ROUND == 0, "whole chunks a thread");
     const float* from[CHUNKS];
     float held[CHUNKS][4];
 
-    __device__ __forceinline__ static unsigned row(int c) {
-        return (threadIdx.x + c * THREADS) % (ROWS * 2) >> 1;
-    }
-    __device__ __forceinline__ static unsigned term(int c) {
-        return (threadIdx.x + c * THREADS) / (ROWS * 2) * 8 + (threadIdx.x & 1) * 4;
-    }
+    __device__ __forceinline__ static unsigned row(int c) { return (threadIdx.x + c * THREADS) >> 1; }
+    __device__ __forceinline__ static unsigned term() { return (threadIdx.x & 1) * 4; }
     __device__ __forceinline__ Panel(const float* base, unsigned first, unsigned rows, unsigned k) {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-            from[c] = base + (size_t)least(first + row(c), rows - 1) * k + term(c);
+            from[c] = base + (size_t)least(first + row(c), rows - 1) * k + term();
         }
     }
-    // Reads the next DEPTH terms, of which `left` exist.
-    __device__ __forceinline__ void fetch(float*, unsigned left) {
+    __device__ __forceinline__ void copy(float*, unsigned) {}
+    // Reads the next round, of which `left` terms exist.
+    __device__ __forceinline__ void fetch(unsigned left) {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             if (VECTORS) {
-                if (term(c) < left) {
+                if (term() < left) {
                     const float4 v = *(const float4*)from[c];
                     held[c][0] = v.x, held[c][1] = v.y, held[c][2] = v.z, held[c][3] = v.w;
                 }
             } else {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    if (term(c) + e < left) held[c][e] = from[c][e];
+                    if (term() + e < left) held[c][e] = from[c][e];
                 }
             }
-            from[c] += DEPTH;
+            from[c] += ROUND;
         }
     }
+    // Writes the round to its first term's place.
     __device__ __forceinline__ void place(float* shared) {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) shared[(term(c) + e) * STRIDE + row(c)] = held[c][e];
+            for (int e = 0; e < 4; ++e) shared[(term() + e) * STRIDE + row(c)] = held[c][e];
         }
     }
 };
 
-// Contiguous rows: asynchronous copies.
+// Contiguous rows: asynchronous copies of all DEPTH terms at once.
 template <int ROWS, int DEPTH, int THREADS, bool VECTORS> struct Panel<ROWS, DEPTH, THREADS, Inner::OUTER, VECTORS> {
-    static constexpr int STRIDE = ROWS + 4;
+    static constexpr int STRIDE = ROWS;
     static constexpr int CHUNKS = ROWS * DEPTH / 4 / THREADS;
     static constexpr int TERMS = THREADS * 4 / ROWS;
     static_assert(CHUNKS * THREADS * 4 == ROWS * DEPTH && TERMS * ROWS == THREADS * 4, "whole chunks a thread");
@@ -103,102 +110,142 @@ template <int ROWS, int DEPTH, int THREADS, bool VECTORS> struct Panel<ROWS, DEP
     __device__ __forceinline__ static unsigned row() { return threadIdx.x % (ROWS / 4) * 4; }
     __device__ __forceinline__ static unsigned term() { return threadIdx.x / (ROWS / 4); }
     __device__ __forceinline__ Panel(const float* base, unsigned first, unsigned rows, unsigned) {
-        const unsigned at = first + row();
+        const unsigned at = VECTORS ? least(first + row(), rows - 4) : first + row();
         here = at < rows ? rows - at : 0;
         pitch = rows;
         from = base + term() * pitch + at;
     }
     // Starts copying the next DEPTH terms, of which `left` exist.
-    __device__ __forceinline__ void fetch(float* shared, unsigned left) {
+    __device__ __forceinline__ void copy(float* shared, unsigned left) {
         float* to = shared + term() * STRIDE + row();
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             const bool exists = term() + c * TERMS < left;
+            const float* source = from + c * TERMS * pitch;
             if (VECTORS) {
-                copy_async_16(to + c * TERMS * STRIDE, from, exists && here > 0);
+                copy_async_16(to + c * TERMS * STRIDE, source, exists);
             } else {
 #pragma unroll
                 for (unsigned e = 0; e < 4; ++e) {
-                    copy_async_4(to + c * TERMS * STRIDE + e, from + e, exists && e < here);
+                    copy_async_4(to + c * TERMS * STRIDE + e, source + e, exists && e < here);
                 }
             }
-            from += TERMS * pitch;
         }
+        from += DEPTH * pitch;
     }
+    __device__ __forceinline__ void fetch(unsigned) {}
     __device__ __forceinline__ void place(float*) {}
 };
 
-// A block computes BM x BN outputs, a thread TM x TN of them in quads: rows 4 * lane + 32 * quad, columns
-// 4 * lane + 16 * quad of its warp's tile of 8 TM x 4 TN.
+// Shared memory of large tiles, sized by the launch.
+extern __shared__ __align__(16) float large_shared[];
+
+// A block computes BM x BN outputs, a thread TM x TN of them in quads. Two stages of BK terms each: while one
+// is multiplied, the other is filled, and a barrier stands between stages alone.
+//
+// Which way lanes lie and in which order a term's products are issued changes no chain. Both are what the
+// compiler's register allocation was measured to like best.
 template <int BM, int BN, int BK, int TM, int TN, Inner INNER_A, Inner INNER_B, bool VECTORS> struct Large {
     static constexpr int ROWS = BM, COLUMNS = BN, PER_ROW = TM, PER_COLUMN = TN;
     static constexpr int THREADS = BM * BN / (TM * TN);
-    static constexpr int WARPS_M = BM / (8 * TM);
+    static constexpr bool THROUGH_REGISTERS = INNER_A == Inner::K;
+    static constexpr int LANES_M = THROUGH_REGISTERS ? 4 : 8, LANES_N = 32 / LANES_M;
+    static constexpr int WARPS_M = BM / (LANES_M * TM);
     static constexpr bool COLUMN_QUADS = true;
     using PanelA = Panel<BM, BK, THREADS, INNER_A, VECTORS>;
     using PanelB = Panel<BN, BK, THREADS, INNER_B, VECTORS>;
-    static constexpr int FLOATS_A = BK * PanelA::STRIDE, FLOATS_B = BK * PanelB::STRIDE;
+    static constexpr int FLOATS_A = BK * PanelA::STRIDE, STAGE = FLOATS_A + BK * PanelB::STRIDE;
+    static constexpr int SHARED_BYTES = 2 * STAGE * 4;
 
     __device__ __forceinline__ static unsigned row(int i) {
-        return threadIdx.x / 32 % WARPS_M * (8 * TM) + i / 4 * 32 + lane_of_eight() * 4 + i % 4;
+        return threadIdx.x / 32 % WARPS_M * (LANES_M * TM) + i / 4 * (4 * LANES_M) + lane_of<LANES_M>() * 4 + i % 4;
     }
     __device__ __forceinline__ static unsigned column(int j) {
-        return threadIdx.x / 32 / WARPS_M * (4 * TN) + j / 4 * 16 + lane_of_four() * 4 + j % 4;
+        return threadIdx.x / 32 / WARPS_M * (LANES_N * TN) + j / 4 * (4 * LANES_N) + lane_of<LANES_N>() * 4 + j % 4;
     }
 
+    template <int PER, int LANES> __device__ __forceinline__ static void read(const float* at, float (&v)[PER]) {
+#pragma unroll
+        for (int q = 0; q < PER / 4; ++q) {
+            const float4 x = *(const float4*)(at + q * 4 * LANES);
+            v[4 * q] = x.x, v[4 * q + 1] = x.y, v[4 * q + 2] = x.z, v[4 * q + 3] = x.w;
+        }
+    }
+
+    // One term of all chains of this thread.
     __device__ __forceinline__ static void step(const float* a_row, const float* b_row, float (&acc)[TM][TN]) {
         float a[TM], b[TN];
-#pragma unroll
-        for (int q = 0; q < TM / 4; ++q) {
-            const float4 v = *(const float4*)(a_row + q * 32);
-            a[4 * q] = v.x, a[4 * q + 1] = v.y, a[4 * q + 2] = v.z, a[4 * q + 3] = v.w;
-        }
-#pragma unroll
-        for (int q = 0; q < TN / 4; ++q) {
-            const float4 v = *(const float4*)(b_row + q * 16);
-            b[4 * q] = v.x, b[4 * q + 1] = v.y, b[4 * q + 2] = v.z, b[4 * q + 3] = v.w;
-        }
+        read<TM, LANES_M>(a_row, a);
+        read<TN, LANES_N>(b_row, b);
 #pragma unroll
         for (int i = 0; i < TM; ++i) {
 #pragma unroll
-            for (int j = 0; j < TN; ++j) acc[i][j] = __fmaf_rn(a[i], b[j], acc[i][j]);
+            for (int to_right = 0; to_right < TN; ++to_right) {
+                const int j = THROUGH_REGISTERS && i % 2 == 1 ? TN - 1 - to_right : to_right;
+                acc[i][j] = __fmaf_rn(a[i], b[j], acc[i][j]);
+            }
         }
+    }
+
+    __device__ __forceinline__ static void steps(const float* a, const float* b, float (&acc)[TM][TN]) {
+#pragma unroll
+        for (int t = 0; t < ROUND; ++t) step(a + t * PanelA::STRIDE, b + t * PanelB::STRIDE, acc);
     }
 
     // The chains of the tile at (row0, column0); `acc` starts at +0.0.
     __device__ __forceinline__ static void run(const Product& p, unsigned row0, unsigned column0,
                                                float (&acc)[TM][TN]) {
-        __shared__ __align__(16) float shared_a[2][FLOATS_A];
-        __shared__ __align__(16) float shared_b[2][FLOATS_B];
         if (p.k == 0) return;
         PanelA panel_a(p.a, row0, p.m, p.k);
         PanelB panel_b(p.b, column0, p.n, p.k);
-        panel_a.fetch(shared_a[0], p.k);
-        panel_b.fetch(shared_b[0], p.k);
-        panel_a.place(shared_a[0]);
-        panel_b.place(shared_b[0]);
-        copy_async_commit();
+        const auto copy = [&](float* to, unsigned left) {
+            panel_a.copy(to, left);
+            panel_b.copy(to + FLOATS_A, left);
+            copy_async_commit();
+        };
+        const auto fetch = [&](unsigned first, unsigned left) {
+            const unsigned here = left > first ? left - first : 0;
+            panel_a.fetch(here);
+            panel_b.fetch(here);
+        };
+        const auto place = [&](float* to, unsigned first) {
+            panel_a.place(to + first * PanelA::STRIDE);
+            panel_b.place(to + FLOATS_A + first * PanelB::STRIDE);
+        };
+        copy(large_shared, p.k);
+#pragma unroll
+        for (unsigned first = 0; first < BK; first += ROUND) {
+            fetch(first, p.k);
+            place(large_shared, first);
+        }
         copy_async_wait<0>();
         __syncthreads();
         unsigned now = 0, left = p.k;
-        const unsigned a_at = row(0), b_at = column(0);
-        // One barrier a round: the copies of a round go to the half that the round before has read.
+        const unsigned a_at = row(0), b_at = FLOATS_A + column(0);
+#pragma unroll 1
         for (; left > BK; left -= BK) {
-            panel_a.fetch(shared_a[now ^ 1], left - BK);
-            panel_b.fetch(shared_b[now ^ 1], left - BK);
-            copy_async_commit();
-            const float* a = shared_a[now] + a_at;
-            const float* b = shared_b[now] + b_at;
+            const float* a = large_shared + now + a_at;
+            const float* b = large_shared + now + b_at;
+            now = STAGE - now;
+            float* to = large_shared + now;
+            copy(to, left - BK);
 #pragma unroll
-            for (int t = 0; t < BK; ++t) step(a + t * PanelA::STRIDE, b + t * PanelB::STRIDE, acc);
-            now ^= 1;
-            panel_a.place(shared_a[now]);
-            panel_b.place(shared_b[now]);
+            for (unsigned first = 0; first < BK; first += ROUND) {
+                fetch(first, left - BK);
+                steps(a + first * PanelA::STRIDE, b + first * PanelB::STRIDE, acc);
+                place(to, first);
+            }
             copy_async_wait<0>();
             __syncthreads();
         }
-        const float* a = shared_a[now] + a_at;
-        const float* b = shared_b[now] + b_at;
+        const float* a = large_shared + now + a_at;
+        const float* b = large_shared + now + b_at;
+#pragma unroll 1
+        for (; left >= ROUND; left -= ROUND) {
+            steps(a, b, acc);
+            a += ROUND * PanelA::STRIDE;
+            b += ROUND * PanelB::STRIDE;
+        }
 #pragma unroll 1
         for (unsigned t = 0; t < left; ++t) step(a + t * PanelA::STRIDE, b + t * PanelB::STRIDE, acc);
     }

@@ -8,8 +8,8 @@
         product_tile<TILE>(Product{dy, weight, rows, n_in, n_out}, dx, nullptr);                                  \
     }
 
-using Tile128x128 = Large<128, 128, 8, 8, 8, Inner::K, Inner::OUTER, true>;
-using Tile128x64 = Large<128, 64, 8, 8, 8, Inner::K, Inner::OUTER, true>;
+using Tile128x128 = Large<128, 128, 32, 8, 8, Inner::K, Inner::OUTER, true>;
+using Tile128x64 = Large<128, 64, 32, 8, 8, Inner::K, Inner::OUTER, true>;
 using Tile64x32 = Small<64, 32, 32, 3, 4, 4, Inner::K, Inner::OUTER, true>;
 using Tile32x32 = Small<32, 32, 32, 5, 2, 4, Inner::K, Inner::OUTER, true>;
 using Tile128x128Any = Large<128, 128, 8, 8, 8, Inner::K, Inner::OUTER, false>;

@@ -162,11 +162,11 @@ __device__ __forceinline__ void fold_products(T* products, T* dweight, unsigned 
                           Cut{tokens, grain, piece, pieces_of_grain, pieces}, add);                               \
     }
 
-using Tile128x128 = Large<128, 128, 16, 8, 8, Inner::OUTER, Inner::OUTER, true>;
-using Tile128x64 = Large<128, 64, 16, 8, 8, Inner::OUTER, Inner::OUTER, true>;
+using Tile128x128 = Large<128, 128, 32, 8, 8, Inner::OUTER, Inner::OUTER, true>;
+using Tile128x64 = Large<128, 64, 32, 8, 8, Inner::OUTER, Inner::OUTER, true>;
 using Tile64x32 = Small<64, 32, 32, 3, 4, 4, Inner::OUTER, Inner::OUTER, true>;
 using Tile32x32 = Small<32, 32, 32, 5, 2, 4, Inner::OUTER, Inner::OUTER, true>;
-using Tile128x128Any = Large<128, 128, 16, 8, 8, Inner::OUTER, Inner::OUTER, false>;
+using Tile128x128Any = Large<128, 128, 8, 8, 8, Inner::OUTER, Inner::OUTER, false>;
 using Tile32x32Any = Small<32, 32, 32, 5, 2, 4, Inner::OUTER, Inner::OUTER, false>;
 
 GRAD_WEIGHT(128x128, Tile128x128, 2)

@@ -28,12 +28,23 @@ pub struct Execution {
     pub kernel: String,
 }
 
+/// Memory that an arena holds on its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArenaBytes {
+    /// Bytes of the planned slots.
+    pub planned: usize,
+    /// Bytes behind them that kernels and libraries work in.
+    pub workspace: usize,
+}
+
 /// A device that runs programs.
 pub trait Backend {
     /// The one allocation everything lies in.
     type Arena;
     /// A captured program. It keeps what it refers to alive.
     type Graph;
+    /// A captured digest of some regions. It keeps what it refers to alive.
+    type DigestGraph;
 
     /// What this backend runs on.
     fn info(&self) -> DeviceInfo;
@@ -79,6 +90,27 @@ pub trait Backend {
         graph: &mut Self::Graph,
     ) -> Result<(), DeviceError>;
 
+    /// Runs a graph once, then `launches` times more back to back; milliseconds that those took by the
+    /// device's own clock, `None` where it has none. The state advances by every one of these runs.
+    ///
+    /// # Errors
+    /// A fault of the device.
+    fn time_graph(
+        &self,
+        arena: &mut Self::Arena,
+        graph: &mut Self::Graph,
+        launches: u32,
+    ) -> Result<Option<f32>, DeviceError> {
+        (0..=launches).try_for_each(|_| self.launch_graph(arena, graph))?;
+        Ok(None)
+    }
+
+    /// Nodes of a graph: what the device starts when it is launched.
+    fn graph_nodes(&self, graph: &Self::Graph) -> usize;
+
+    /// Memory that an arena holds on the device.
+    fn arena_bytes(&self, arena: &Self::Arena) -> ArenaBytes;
+
     /// How each call is executed.
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution>;
 
@@ -92,6 +124,12 @@ pub trait Backend {
         region: Region,
         bytes: &[u8],
     ) -> Result<(), DeviceError>;
+
+    /// Sets every byte of a region, where the region is.
+    ///
+    /// # Errors
+    /// A region outside the arena; a fault of the device.
+    fn fill(&self, arena: &mut Self::Arena, region: Region, byte: u8) -> Result<(), DeviceError>;
 
     /// Reads a region's bytes.
     ///
@@ -113,6 +151,38 @@ pub trait Backend {
         arena: &Self::Arena,
         regions: &[Region],
     ) -> Result<Vec<blake3::Hash>, DeviceError>;
+
+    /// Turns the digest of some regions into a graph of its own, without running it.
+    ///
+    /// # Errors
+    /// A region outside the arena; what the backend cannot capture.
+    fn capture_digest(
+        &self,
+        arena: &mut Self::Arena,
+        regions: &[Region],
+    ) -> Result<Self::DigestGraph, CaptureError>;
+
+    /// Whether a captured digest still belongs to this arena, these regions and the kernels it was
+    /// captured with.
+    ///
+    /// # Errors
+    /// What has changed since capture; a change of the regions is [`GuardError::DigestRegions`].
+    fn check_digest(
+        &self,
+        arena: &Self::Arena,
+        graph: &Self::DigestGraph,
+        regions: &[Region],
+    ) -> Result<(), GuardError>;
+
+    /// Runs a captured digest: BLAKE3 of each region's bytes, in the regions' order.
+    ///
+    /// # Errors
+    /// A fault of the device.
+    fn launch_digest(
+        &self,
+        arena: &mut Self::Arena,
+        graph: &mut Self::DigestGraph,
+    ) -> Result<Vec<blake3::Hash>, DeviceError>;
 }
 
 /// Checks that a transfer of `found` bytes fills its region.
@@ -126,5 +196,46 @@ pub(crate) fn same_length(region: Region, found: usize) -> Result<(), DeviceErro
             expected: region.bytes,
             found,
         }),
+    }
+}
+
+/// Checks that the regions to be digested are those of a captured digest.
+///
+/// # Errors
+/// [`GuardError::DigestRegions`] with the first that differs, or with both counts.
+pub(crate) fn same_regions(then: &[Region], now: &[Region]) -> Result<(), GuardError> {
+    if then == now {
+        return Ok(());
+    }
+    let text = |regions: &[Region], index: Option<usize>| match index {
+        None => format!("{} regions", regions.len()),
+        Some(i) => format!("region {i} at {}..{}", regions[i].offset, regions[i].end()),
+    };
+    let differs = match then.len() == now.len() {
+        true => then.iter().zip(now).position(|(a, b)| a != b),
+        false => None,
+    };
+    Err(GuardError::DigestRegions {
+        expected: text(then, differs),
+        found: text(now, differs),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_that_does_not_fill_its_region_is_refused() {
+        let region = Region {
+            offset: 8,
+            bytes: 4,
+        };
+        assert_eq!(same_length(region, 4), Ok(()));
+        let (expected, found) = (4, 5);
+        assert_eq!(
+            same_length(region, 5),
+            Err(DeviceError::TransferSize { expected, found })
+        );
     }
 }

@@ -41,6 +41,7 @@ pub struct Layout {
     arena_bytes: usize,
     persistent_bytes: usize,
     by_role: BTreeMap<Role, usize>,
+    scalars: Option<Region>,
 }
 
 impl Layout {
@@ -81,7 +82,9 @@ impl Layout {
                 }
             }
         }
+        let scalars = slots.iter().find(|(_, d)| d.spec.role == Role::Scalars);
         Layout {
+            scalars: scalars.map(|(slot, _)| regions[slot.index()]),
             regions,
             arena_bytes,
             persistent_bytes,
@@ -107,6 +110,11 @@ impl Layout {
     /// Bytes of the tensors that survive a step; the step-local ones lie behind them.
     pub fn persistent_bytes(&self) -> usize {
         self.persistent_bytes
+    }
+
+    /// Where the values of a step lie that are written anew before each; `None` in a layout without.
+    pub fn scalars(&self) -> Option<Region> {
+        self.scalars
     }
 
     /// Bytes of all tensors of a role, before step-local ones share memory.

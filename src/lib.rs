@@ -6,6 +6,7 @@ pub mod cli;
 pub mod cpu;
 pub mod cuda;
 pub mod data;
+pub mod dependencies;
 pub mod docs;
 pub mod engine;
 pub mod error;

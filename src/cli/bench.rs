@@ -1,31 +1,37 @@
 //! `bitstep bench`.
 //!
 //! Times hold for the machine and the moment. The step is timed alone: batches are made before the
-//! clock starts.
+//! clock starts. A step's time is the caller's, from the batch to the report that was read; a device
+//! with a clock of its own also times its graph and its ops.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
-use serde_json::json;
 
 use super::Outcome;
+use super::bench_report::{Digested, Measured, OnDevice};
+use super::bench_stage::Stage;
 use super::device::DeviceArguments;
-use super::machine;
+use super::roofline::Limits;
 use crate::any_device::AnyDevice;
 use crate::backend::{ArenaId, Backend};
 use crate::data::Batch;
 use crate::engine::guard::{Facts, Guard};
 use crate::engine::run::Run;
+use crate::engine::snapshot::Snapshot;
 use crate::engine::step::Observe;
-use crate::error::{DeviceError, Error, ExitCode};
+use crate::error::{DeviceError, Error, ExitCode, StepError};
 use crate::io::Recipe;
 use crate::layout::{Layout, PlacedCall};
-use crate::plan::ProgramKind;
+use crate::plan::{Plan, ProgramKind};
 use crate::program::SlotTable;
 
 /// Repetitions of what takes microseconds.
 const REPEATS: usize = 200;
+/// Digests timed; the best counts.
+const DIGESTS: usize = 5;
 
 /// Arguments of `bitstep bench`.
 #[derive(Args, Debug)]
@@ -37,7 +43,7 @@ pub struct Bench {
     steps: u32,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Also print how the time of an eager step divides over the ops
+    /// Also give each op's time, bytes and arithmetic, and its share of the device's limit
     #[arg(long)]
     profile: bool,
     /// Print one line of JSON instead of a table
@@ -45,34 +51,23 @@ pub struct Bench {
     json: bool,
 }
 
-/// What was measured.
-struct Measured {
-    eager_ms: Vec<f64>,
-    replayed_ms: Vec<f64>,
-    first_replay_ms: f64,
-    guard_us: f64,
-    digest_gb_s: f64,
-    peak: f64,
-    profile: Option<Profile>,
-}
-
 impl Bench {
     /// Measures; `start` is the start of the process.
     pub fn run(self, start: Instant) -> Outcome {
         let recipe = Recipe::from_path(&self.recipe)?;
         let backend = self.device.open()?;
-        let mut run = Run::open(recipe, backend.clone())?;
-        let measured = self.measure(&mut run, &backend, start)?;
+        let run = super::memory::open_reported(recipe, &backend)?;
+        let measured = self.measure(run, &backend, start)?;
         match self.json {
-            true => say!("{}", measured.json(&run, &backend)),
-            false => measured.print(&run, &backend),
+            true => say!("{}", measured.json()),
+            false => measured.print(),
         }
         Ok(ExitCode::Done)
     }
 
     fn measure(
         &self,
-        run: &mut Run<AnyDevice>,
+        mut run: Run<AnyDevice>,
         backend: &AnyDevice,
         start: Instant,
     ) -> Result<Measured, Error> {
@@ -81,43 +76,102 @@ impl Bench {
             run.step(None)?;
         }
         let first_replay_ms = milliseconds(start);
-        let (mut replayed_ms, mut eager_ms) = (Vec::new(), Vec::new());
+        let mut replayed_ms = Vec::new();
         for _ in 0..self.steps {
-            let batch = next_batch(run)?;
+            let batch = next_batch(&run)?;
             let clock = Instant::now();
             run.trainer.step(&batch)?;
             replayed_ms.push(milliseconds(clock));
         }
-        let guard_us = guard_microseconds(run, backend)?;
-        let digest_gb_s = digest_rate(run)?;
+        let guard_us = guard_microseconds(&mut run, backend)?;
+        let digested = digested(&mut run)?;
+        let eager_ms = self.eager_ms(&mut run)?;
+        let plan = run.trainer.session().plan().clone();
+        let manifest = run.trainer.session().manifest().hash();
+        let calls = plan.layout.place(plan.calls(ProgramKind::Step));
+        let (mut call_ms, mut on_device) = (None, None);
+        let (recipe, warmup_steps) = (run.recipe.name.clone(), run.recipe.warmup_steps);
+        if backend.has_clock() {
+            let state = run.trainer.session_mut().snapshot()?;
+            // The run's arena is given back first: two of them may not fit.
+            drop(run);
+            let (times, found) = self.on_device(backend, plan.clone(), state)?;
+            (call_ms, on_device) = (times, Some(found));
+        } else if self.profile {
+            call_ms = Some(self.call_ms(&mut run, calls.len())?);
+        }
+        let limits = Limits {
+            flop: backend.fma_peak(),
+            bytes: backend.copy_bandwidth()?,
+        };
+        Ok(Measured {
+            recipe,
+            warmup_steps,
+            backend: backend.clone(),
+            plan,
+            manifest,
+            calls,
+            replayed_ms,
+            eager_ms,
+            first_replay_ms,
+            guard_us,
+            digested,
+            on_device,
+            limits,
+            call_ms,
+        })
+    }
+
+    /// Milliseconds of each of the timed eager steps.
+    fn eager_ms(&self, run: &mut Run<AnyDevice>) -> Result<Vec<f64>, Error> {
         run.trainer.thaw();
         let hyper = *run.trainer.hyper_mut();
+        let mut times = Vec::new();
         for _ in 0..self.steps {
             let batch = next_batch(run)?;
             let clock = Instant::now();
             run.trainer.session_mut().step(&batch, &hyper)?;
-            eager_ms.push(milliseconds(clock));
+            times.push(milliseconds(clock));
         }
-        let mut profile = None;
-        if self.profile {
-            let mut timer = Profile::new(run, self.steps);
-            for _ in 0..self.steps {
-                let batch = next_batch(run)?;
-                timer.last = Instant::now();
-                let session = run.trainer.session_mut();
-                session.step_observed(&batch, &hyper, Some(&mut timer))?;
-            }
-            profile = Some(timer);
+        Ok(times)
+    }
+
+    /// Milliseconds of each call of an eager step, by the caller's clock: right where a call has ended
+    /// when its launch returns, as on the CPU.
+    fn call_ms(&self, run: &mut Run<AnyDevice>, calls: usize) -> Result<Vec<f64>, Error> {
+        let hyper = *run.trainer.hyper_mut();
+        let mut clock = CallClock {
+            last: Instant::now(),
+            ms: vec![0.0; calls],
+        };
+        for _ in 0..self.steps {
+            let batch = next_batch(run)?;
+            clock.last = Instant::now();
+            let session = run.trainer.session_mut();
+            session.step_observed(&batch, &hyper, Some(&mut clock))?;
         }
-        Ok(Measured {
-            eager_ms,
-            replayed_ms,
-            first_replay_ms,
-            guard_us,
-            digest_gb_s,
-            peak: backend.fma_peak(),
-            profile,
-        })
+        let steps = f64::from(self.steps);
+        Ok(clock.ms.iter().map(|ms| ms / steps).collect())
+    }
+
+    /// What the device's own clock says of the step's graph and, for a profile, of each call.
+    fn on_device(
+        &self,
+        backend: &AnyDevice,
+        plan: Arc<Plan>,
+        state: Snapshot,
+    ) -> Result<(Option<Vec<f64>>, OnDevice), Error> {
+        let mut stage = Stage::new(backend, plan, state)?;
+        let found = OnDevice {
+            graph_ms: stage.step_ms(self.steps)?,
+            nodes: stage.nodes(),
+            memory: stage.memory(),
+        };
+        let times = match self.profile {
+            true => stage.call_ms()?,
+            false => None,
+        };
+        Ok((times, found))
     }
 }
 
@@ -147,222 +201,32 @@ fn guard_microseconds(run: &mut Run<AnyDevice>, backend: &AnyDevice) -> Result<f
             std::hint::black_box(admitted);
             Ok(())
         });
-        checked.map_err(crate::error::StepError::from)?;
+        checked.map_err(StepError::from)?;
     }
     Ok(clock.elapsed().as_secs_f64() * 1e6 / REPEATS as f64)
 }
 
-/// Gigabytes a second at which the parameters are digested.
-fn digest_rate(run: &mut Run<AnyDevice>) -> Result<f64, Error> {
+/// What digesting all parameters costs.
+fn digested(run: &mut Run<AnyDevice>) -> Result<Digested, Error> {
     let session = run.trainer.session_mut();
     let bytes = session.plan().parameter_count() * 4;
     let mut best = f64::INFINITY;
-    for _ in 0..5 {
+    for _ in 0..DIGESTS {
         let clock = Instant::now();
         session.root()?;
-        best = best.min(clock.elapsed().as_secs_f64());
+        best = best.min(milliseconds(clock));
     }
-    Ok(bytes as f64 / best.max(1e-9) / 1e9)
+    Ok(Digested { bytes, ms: best })
 }
 
-/// The value below which a share `at` of the times lie; 0 for no times.
-fn percentile(times: &[f64], at: f64) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let rank = (at * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.max(1) - 1).copied().unwrap_or(0.0)
-}
-
-impl Measured {
-    fn median_ms(&self) -> f64 {
-        percentile(&self.replayed_ms, 0.5)
-    }
-
-    /// Floating-point operations a second of a replayed step, and their share of the peak.
-    fn flop_rate(&self, run: &Run<AnyDevice>) -> (f64, f64) {
-        let flops = run.trainer.session().plan().flops(ProgramKind::Step);
-        let rate = flops as f64 / (self.median_ms() / 1e3);
-        (rate, rate / self.peak)
-    }
-
-    fn json(&self, run: &Run<AnyDevice>, backend: &AnyDevice) -> serde_json::Value {
-        let session = run.trainer.session();
-        let plan = session.plan();
-        let (rate, share) = self.flop_rate(run);
-        let profile = self.profile.as_ref().map(|profile| {
-            let rows = profile.rows().into_iter();
-            rows.map(|row| json!({"op": row.stem, "calls": row.calls, "ms": row.ms}))
-                .collect::<Vec<_>>()
-        });
-        json!({
-            "recipe": run.recipe.name,
-            "machine": machine::processor(),
-            "device": backend.info().description,
-            "threads": backend.cpu().map(|cpu| cpu.context().threads()),
-            "simd": backend.cpu().map(|cpu| cpu.context().path().name()),
-            "manifest": session.manifest().hash().to_hex().to_string(),
-            "steps": self.replayed_ms.len(),
-            "tokens_per_step": plan.tokens(),
-            "parameters": plan.parameter_count(),
-            "replayed_ms_p50": self.median_ms(),
-            "replayed_ms_p95": percentile(&self.replayed_ms, 0.95),
-            "replayed_ms_best": percentile(&self.replayed_ms, 0.0),
-            "eager_ms_best": percentile(&self.eager_ms, 0.0),
-            "eager_ms_p50": percentile(&self.eager_ms, 0.5),
-            "eager_ms_p95": percentile(&self.eager_ms, 0.95),
-            "first_replay_ms": self.first_replay_ms,
-            "tokens_per_s": plan.tokens() as f64 / (self.median_ms() / 1e3),
-            "flop_per_step": plan.flops(ProgramKind::Step),
-            "flop_per_s": rate,
-            "peak_flop_per_s": self.peak,
-            "share_of_peak": share,
-            "arena_bytes": plan.layout.arena_bytes(),
-            "digest_gb_per_s": self.digest_gb_s,
-            "guard_us": self.guard_us,
-            "profile": profile,
-        })
-    }
-
-    fn print(&self, run: &Run<AnyDevice>, backend: &AnyDevice) {
-        let session = run.trainer.session();
-        let plan = session.plan();
-        let (rate, share) = self.flop_rate(run);
-        say!(
-            "{}: {} tokens a step, {} parameters, {} timed steps of each kind",
-            run.recipe.name,
-            plan.tokens(),
-            plan.parameter_count(),
-            self.replayed_ms.len()
-        );
-        say!("  machine        {}", machine::processor());
-        say!("  device         {}", backend.info().description);
-        say!("  manifest       {}", session.manifest().hash());
-        for (name, times) in [("replayed", &self.replayed_ms), ("eager", &self.eager_ms)] {
-            say!(
-                "  {name:<14} {:.3} ms median, {:.3} ms p95, {:.3} ms best",
-                percentile(times, 0.5),
-                percentile(times, 0.95),
-                percentile(times, 0.0)
-            );
-        }
-        say!(
-            "  first replay   {:.0} ms after the process started (plan, {} eager steps, capture, proof)",
-            self.first_replay_ms,
-            run.recipe.warmup_steps
-        );
-        say!(
-            "  tokens         {:.0} a second",
-            plan.tokens() as f64 / (self.median_ms() / 1e3)
-        );
-        say!(
-            "  arithmetic     {:.1} GFLOP/s, {:.1} % of the FMA peak, {:.1} GFLOP/s",
-            rate / 1e9,
-            share * 100.0,
-            self.peak / 1e9
-        );
-        say!("  arena          {} bytes", plan.layout.arena_bytes());
-        say!(
-            "  digest         {:.2} GB/s over the parameters",
-            self.digest_gb_s
-        );
-        say!("  guard          {:.2} µs a replay", self.guard_us);
-        if let Some(profile) = &self.profile {
-            profile.print();
-        }
-    }
-}
-
-/// Adds up the time of each op over eager steps.
-struct Profile {
+/// Adds up the time of each call over eager steps.
+struct CallClock {
     last: Instant,
-    steps: u32,
-    /// Seconds of each call of the step, over all steps.
-    seconds: Vec<f64>,
-    /// The op and the floating-point operations of each call.
-    calls: Vec<(&'static str, u64)>,
+    /// Milliseconds of each call of the step, over all steps.
+    ms: Vec<f64>,
 }
 
-/// One op's share of a step.
-struct ProfileRow {
-    stem: &'static str,
-    calls: usize,
-    ms: f64,
-    gflops: f64,
-}
-
-impl Profile {
-    fn new(run: &Run<AnyDevice>, steps: u32) -> Self {
-        let plan = run.trainer.session().plan();
-        let calls = plan.calls(ProgramKind::Step).iter();
-        let calls: Vec<_> = calls
-            .map(|c| (c.op.rule().stem(), c.op.rule().flops()))
-            .collect();
-        Profile {
-            last: Instant::now(),
-            steps,
-            seconds: vec![0.0; calls.len()],
-            calls,
-        }
-    }
-
-    /// The ops, the slowest first.
-    fn rows(&self) -> Vec<ProfileRow> {
-        let mut rows: Vec<ProfileRow> = Vec::new();
-        let steps = f64::from(self.steps);
-        for (&(stem, flops), seconds) in self.calls.iter().zip(&self.seconds) {
-            let ms = seconds * 1e3 / steps;
-            let gflops = flops as f64 / 1e9;
-            match rows.iter_mut().find(|row| row.stem == stem) {
-                Some(row) => {
-                    row.calls += 1;
-                    row.ms += ms;
-                    row.gflops += gflops;
-                }
-                None => rows.push(ProfileRow {
-                    stem,
-                    calls: 1,
-                    ms,
-                    gflops,
-                }),
-            }
-        }
-        for row in &mut rows {
-            row.gflops /= (row.ms / 1e3).max(1e-12);
-        }
-        rows.sort_by(|a, b| b.ms.total_cmp(&a.ms));
-        rows
-    }
-
-    fn print(&self) {
-        let rows = self.rows();
-        let all: f64 = rows.iter().map(|row| row.ms).sum();
-        say!("where an eager step's time goes:");
-        say!(
-            "  {:<26} {:>5} {:>9} {:>7} {:>9}",
-            "op",
-            "calls",
-            "ms",
-            "share",
-            "GFLOP/s"
-        );
-        for row in rows {
-            let rate = match row.gflops > 0.0 {
-                true => format!("{:.1}", row.gflops),
-                false => "-".into(),
-            };
-            let share = 100.0 * row.ms / all;
-            say!(
-                "  {:<26} {:>5} {:>9.3} {share:>6.1}% {rate:>9}",
-                row.stem,
-                row.calls,
-                row.ms
-            );
-        }
-        say!("  {:<26} {:>5} {all:>9.3}", "all", self.calls.len());
-    }
-}
-
-impl Observe<AnyDevice> for Profile {
+impl Observe<AnyDevice> for CallClock {
     fn after(
         &mut self,
         index: usize,
@@ -370,25 +234,10 @@ impl Observe<AnyDevice> for Profile {
         _arena: (&AnyDevice, &<AnyDevice as Backend>::Arena),
     ) -> Result<(), DeviceError> {
         let now = Instant::now();
-        if let Some(seconds) = self.seconds.get_mut(index) {
-            *seconds += (now - self.last).as_secs_f64();
+        if let Some(ms) = self.ms.get_mut(index) {
+            *ms += (now - self.last).as_secs_f64() * 1e3;
         }
         self.last = now;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_times_that_occurred() {
-        let times = [4.0, 1.0, 3.0, 2.0];
-        assert_eq!(percentile(&times, 0.5), 2.0);
-        assert_eq!(percentile(&times, 0.95), 4.0);
-        assert_eq!(percentile(&times, 0.0), 1.0);
-        assert_eq!(percentile(&[7.0], 0.5), 7.0);
-        assert_eq!(percentile(&[], 0.5), 0.0);
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::Outcome;
+use super::diff_devices::DeviceOptions;
 use crate::error::{ExitCode, GoldenError};
 use crate::golden::bless::compare_bits;
 use crate::golden::compare::compare;
@@ -20,16 +21,23 @@ const EXECUTION: &str = "execution";
 /// Arguments of `bitstep diff`.
 #[derive(Args, Debug)]
 pub struct Diff {
-    /// A golden, a manifest, or a run folder that holds manifest.txt
+    /// A golden, a manifest, or a run folder that holds manifest.txt; with --devices a recipe
+    #[arg(value_name = "LEFT|RECIPE")]
     left: PathBuf,
     /// Another of the same kind
-    right: PathBuf,
+    #[arg(required_unless_present = "devices", conflicts_with = "devices")]
+    right: Option<PathBuf>,
+    #[command(flatten)]
+    devices: DeviceOptions,
 }
 
 impl Diff {
-    /// Compares the two files.
+    /// Compares the two files, or the two devices.
     pub fn run(self) -> Outcome {
-        let (left, right) = (read(&self.left)?, read(&self.right)?);
+        let Some(right) = &self.right else {
+            return self.devices.run(self.left);
+        };
+        let (left, right) = (read(&self.left)?, read(right)?);
         match (left.kind, right.kind) {
             (Kind::Golden, Kind::Golden) => goldens(&left, &right),
             (Kind::Manifest, Kind::Manifest) => Ok(manifests(&left, &right)),

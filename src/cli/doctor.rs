@@ -3,11 +3,12 @@
 use clap::Args;
 
 use super::Outcome;
-use super::cuda_probe::{self, Cuda};
 use super::machine;
 use super::verify::PROVABLE_DOMAINS;
 use crate::cpu::simd::SimdPath;
-use crate::error::ExitCode;
+use crate::cuda::device::{self, Device, GpuInfo};
+use crate::cuda::gemm::Lt;
+use crate::error::{DeviceError, ExitCode};
 use crate::num;
 
 /// Arguments of `bitstep doctor`: none.
@@ -18,9 +19,9 @@ impl Doctor {
     /// Prints what is here; finding nothing is no error.
     pub fn run(self) -> Outcome {
         print_processor();
-        print_cuda(&cuda_probe::probe());
+        let usable = print_cuda();
         say!("Numeric domains (contract version {})", num::VERSION);
-        say!("  {PROVABLE_DOMAINS}         proven here, on the CPU");
+        say!("  {PROVABLE_DOMAINS:<11} {}", proven_text(&usable));
         say!("  bf16.sm90, f16.sm90, tf32.sm90   not in this version");
         Ok(ExitCode::Done)
     }
@@ -71,32 +72,141 @@ fn features() -> Vec<&'static str> {
     vec!["none of those that a vector path needs"]
 }
 
-fn print_cuda(cuda: &Cuda) {
+/// Prints what there is of CUDA; gives the devices that can compute.
+fn print_cuda() -> Vec<String> {
     say!("CUDA");
-    let driver = cuda.driver.as_deref().unwrap_or("none loaded");
-    say!("  driver      {driver}");
-    for (name, place) in &cuda.libraries {
-        match place {
-            Some(path) => say!("  {name:<11} {}", path.display()),
-            None => say!("  {name:<11} not found"),
+    let driver = machine::nvidia_driver();
+    say!(
+        "  driver      {}",
+        driver.as_deref().unwrap_or("none loaded")
+    );
+    let devices = match device::probe() {
+        Ok(devices) => devices,
+        Err(reason) => {
+            say!("  GPUs        none: {reason}");
+            return Vec::new();
+        }
+    };
+    let Some(first) = devices.first() else {
+        say!("  GPUs        none: the driver finds no device");
+        return Vec::new();
+    };
+    let (major, minor) = first.driver_cuda;
+    say!("  version     CUDA {major}.{minor}");
+    let mut usable = Vec::new();
+    for info in &devices {
+        let label = format!("cuda:{}", info.ordinal);
+        let opened = look_at(info);
+        say!("  {label:<11} {}", device_text(info, opened.as_ref().ok()));
+        match opened {
+            Ok(opened) => {
+                say!("  cuBLASLt    {}", library_text(opened.library));
+                usable.push(label);
+            }
+            Err(reason) => say!("              cannot compute: {reason}"),
         }
     }
-    match &cuda.gpus {
-        Err(reason) => say!("  GPUs        none: {reason}"),
-        Ok(gpus) if gpus.is_empty() => say!("  GPUs        none"),
-        Ok(gpus) => {
-            for (ordinal, gpu) in gpus.iter().enumerate() {
-                match gpu {
-                    Err(reason) => say!("  cuda:{ordinal}      {reason}"),
-                    Ok(facts) => say!(
-                        "  cuda:{ordinal}      {}, compute capability {}.{}, {:.1} GiB",
-                        facts.name,
-                        facts.compute_capability.0,
-                        facts.compute_capability.1,
-                        facts.memory_bytes as f64 / f64::from(1 << 30)
-                    ),
-                }
-            }
+    usable
+}
+
+/// What only an open device tells.
+struct Opened {
+    free_bytes: usize,
+    /// The version of cuBLASLt, or what became of looking for it.
+    library: Result<Option<usize>, DeviceError>,
+}
+
+fn look_at(info: &GpuInfo) -> Result<Opened, DeviceError> {
+    let device = Device::open(info.ordinal)?;
+    let (free_bytes, _) = device.memory()?;
+    let library = Lt::open(&device).map(|lt| lt.map(|lt| lt.version));
+    Ok(Opened {
+        free_bytes,
+        library,
+    })
+}
+
+fn device_text(info: &GpuInfo, opened: Option<&Opened>) -> String {
+    let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+    let free = opened.map(|o| format!("{:.1} GiB free of ", gib(o.free_bytes)));
+    let (major, minor) = info.capability;
+    format!(
+        "{}, compute capability {major}.{minor}, {}{:.1} GiB",
+        info.name,
+        free.unwrap_or_default(),
+        gib(info.total_bytes)
+    )
+}
+
+fn library_text(library: Result<Option<usize>, DeviceError>) -> String {
+    match library {
+        Ok(Some(version)) => format!("{version}"),
+        Ok(None) => "not found: the engine's own matrix products are used".into(),
+        Err(reason) => format!("cannot be used: {reason}"),
+    }
+}
+
+/// Where the f32 domain is proven, here and in general.
+fn proven_text(usable: &[String]) -> String {
+    let here = std::iter::once("cpu").chain(usable.iter().map(String::as_str));
+    let (major, minor) = device::OLDEST_CAPABILITY;
+    format!(
+        "proven on the CPU and on every CUDA GPU of compute capability {major}.{minor} or newer; here: {}",
+        here.collect::<Vec<_>>().join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> GpuInfo {
+        GpuInfo {
+            ordinal: 1,
+            name: "Some GPU".into(),
+            capability: (7, 5),
+            total_bytes: 3 << 29,
+            multiprocessors: 10,
+            shared_bytes_per_block: 1 << 16,
+            clock_hz: 1e9,
+            driver_cuda: (12, 4),
         }
+    }
+
+    #[test]
+    fn a_device_is_told_with_its_memory_as_far_as_it_is_known() {
+        let closed = device_text(&info(), None);
+        assert_eq!(closed, "Some GPU, compute capability 7.5, 1.5 GiB");
+        let opened = Opened {
+            free_bytes: 1 << 30,
+            library: Ok(None),
+        };
+        let open = device_text(&info(), Some(&opened));
+        assert_eq!(
+            open,
+            "Some GPU, compute capability 7.5, 1.0 GiB free of 1.5 GiB"
+        );
+    }
+
+    #[test]
+    fn the_matrix_library_is_a_version_an_absence_or_a_fault() {
+        assert_eq!(library_text(Ok(Some(120_401))), "120401");
+        assert!(library_text(Ok(None)).starts_with("not found"));
+        let fault = DeviceError::Driver {
+            device: "cuda:0".into(),
+            call: "cublasLtCreate",
+            text: "no".into(),
+        };
+        assert_eq!(
+            library_text(Err(fault)),
+            "cannot be used: cublasLtCreate failed on cuda:0: no"
+        );
+    }
+
+    #[test]
+    fn a_domain_is_proven_on_the_devices_that_can_compute() {
+        assert!(proven_text(&[]).ends_with("8.0 or newer; here: cpu"));
+        let usable = ["cuda:0".to_owned(), "cuda:2".to_owned()];
+        assert!(proven_text(&usable).ends_with("here: cpu, cuda:0, cuda:2"));
     }
 }

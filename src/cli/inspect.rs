@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::recipe_options::RecipeArguments;
-use super::{Outcome, output};
+use super::{Outcome, memory, output};
 use crate::engine::run::plan_of;
 use crate::error::{Error, ExitCode, RunError};
 use crate::io::ModelFolder;
@@ -63,10 +63,7 @@ impl Inspect {
         output::line(format_args!("domain      {}", plan.config.math.domain()));
         output::line(format_args!("head        {}", head_text(&plan)));
         output::line(format_args!("manifest    {}", manifest.hash()));
-        output::line("memory by role");
-        for line in plan.layout.describe().lines() {
-            output::line(format_args!("  {line}"));
-        }
+        output::line(memory::heading(&plan.layout.describe()));
         if self.params {
             output::line("parameters in arena order");
             for param in &plan.params {

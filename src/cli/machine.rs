@@ -26,6 +26,23 @@ pub fn memory_bytes() -> Option<(u64, u64)> {
     Some((bytes("MemTotal")?, bytes("MemAvailable")?))
 }
 
+/// The version of NVIDIA's kernel driver, where one is loaded.
+pub fn nvidia_driver() -> Option<String> {
+    let text = fs::read_to_string("/sys/module/nvidia/version").ok();
+    let version = text.map(|t| t.trim().to_owned());
+    version.or_else(|| {
+        let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+        version_in(&text)
+    })
+}
+
+/// The first word that reads as a version.
+fn version_in(text: &str) -> Option<String> {
+    let mut words = text.split_whitespace();
+    let number = |w: &&str| w.contains('.') && w.starts_with(|c: char| c.is_ascii_digit());
+    words.find(number).map(str::to_owned)
+}
+
 /// The value of the first `key : value` line.
 fn field(text: &str, key: &str) -> Option<String> {
     text.lines().find_map(|line| {
@@ -47,5 +64,12 @@ mod tests {
         );
         assert_eq!(field(text, "MemTotal").as_deref(), Some("16 kB"));
         assert_eq!(field(text, "Mem"), None);
+    }
+
+    #[test]
+    fn a_version_is_the_first_word_of_numbers_and_dots() {
+        let text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n";
+        assert_eq!(version_in(text).as_deref(), Some("550.54.15"));
+        assert_eq!(version_in("NVRM version: none"), None);
     }
 }

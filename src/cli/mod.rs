@@ -6,20 +6,24 @@ macro_rules! say {
 }
 
 mod bench;
+mod bench_report;
+mod bench_stage;
 mod bless;
-mod cuda_probe;
 mod device;
 mod diff;
+mod diff_devices;
 mod doctor;
 mod eval;
 mod generate;
 mod inspect;
 mod machine;
+mod memory;
 mod output;
 mod parity;
 mod precision;
 mod progress;
 mod recipe_options;
+mod roofline;
 mod train;
 mod verify;
 
@@ -57,7 +61,7 @@ enum Command {
     Verify(verify::Verify),
     /// Write or replace the golden of a recipe, with the reason
     Bless(bless::Bless),
-    /// Show the first differences of two goldens or two manifests
+    /// Show the first differences of two goldens, of two manifests, or of two devices on a recipe
     Diff(diff::Diff),
     /// Hold a recorded PyTorch run against the same run here
     Parity(parity::Parity),

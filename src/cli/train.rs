@@ -8,7 +8,7 @@ use clap::Args;
 use super::device::DeviceArguments;
 use super::progress::Progress;
 use super::recipe_options::RecipeArguments;
-use super::{Outcome, eval, output};
+use super::{Outcome, eval, memory, output};
 use crate::backend::Backend;
 use crate::engine::StepReport;
 use crate::engine::run::Run;
@@ -40,7 +40,7 @@ impl Train {
     pub fn run(self) -> Outcome {
         let recipe = self.recipe.open(self.steps.map(|n| format!("steps={n}")))?;
         let folder = self.out.as_deref().map(RunFolder::claim).transpose()?;
-        let mut run = Run::open(recipe, self.device.open()?)?;
+        let (mut run, memory) = memory::open(recipe, &self.device.open()?)?;
         let metrics = match &folder {
             None => None,
             Some(folder) => Some(folder.begin(&run.recipe, run.trainer.session())?),
@@ -49,6 +49,7 @@ impl Train {
             true => Progress::Quiet,
             false => {
                 output::note(introduction(&run));
+                output::note(memory);
                 Progress::shown(run.recipe.steps)
             }
         };
@@ -156,10 +157,14 @@ impl Training {
 
     fn record<B: Backend>(
         &mut self,
-        run: &Run<B>,
+        run: &mut Run<B>,
         report: &StepReport,
         step_s: f64,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), Error> {
+        let root = match &self.metrics {
+            None => None,
+            Some(_) => run.root_after(report)?,
+        };
         let session = run.trainer.session();
         let phase = match session.state_name() {
             "replaying" => Phase::Replayed,
@@ -170,11 +175,11 @@ impl Training {
             elapsed_s: self.seconds,
             tokens: session.plan().tokens(),
         };
-        let line = MetricsLine::new(report, phase, timing);
+        let line = MetricsLine::new(report, phase, timing).with_root(root);
         self.progress.step(&line, self.tokens_per_s(run));
         match &mut self.metrics {
             None => Ok(()),
-            Some(metrics) => metrics.write(&line),
+            Some(metrics) => Ok(metrics.write(&line)?),
         }
     }
 

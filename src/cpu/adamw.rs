@@ -59,6 +59,14 @@ impl Task for Update<'_> {
     }
 }
 
+/// One over the loss scale that the step's gradients carry.
+fn unscale(op: &AdamW, report: &ReportWords) -> f32 {
+    match op.math.scales_loss() {
+        true => 1.0 / f32::from_bits(report.loss_scale),
+        false => 1.0,
+    }
+}
+
 /// `to = from`.
 fn copy(to: &mut [f32], from: &[f32]) {
     let blocks = to.par_chunks_mut(BLOCK).zip(from.par_chunks(BLOCK));
@@ -103,10 +111,7 @@ pub fn update(
         return Ok(());
     }
     let coefficient = f32::from_bits(report.clip_coefficient);
-    let unscale = match op.math.scales_loss() {
-        true => 1.0 / f32::from_bits(report.loss_scale),
-        false => 1.0,
-    };
+    let unscale = unscale(op, &report);
     let path = context.path();
     context.run(|| {
         let blocks = grad.par_chunks(BLOCK).zip(param.par_chunks_mut(BLOCK)).zip(

@@ -48,6 +48,11 @@ impl CpuArena {
         self.id
     }
 
+    /// Bytes that the arena holds.
+    pub fn total_bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Checks that a region lies inside.
     ///
     /// # Errors

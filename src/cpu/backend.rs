@@ -6,7 +6,9 @@ use super::narrow::run_widened;
 use super::{
     adamw, attention, bias, clip, cross_entropy, embed, matmul, rms_norm, rope, swiglu, tree_add,
 };
-use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length};
+use crate::backend::{
+    ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
+};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 use crate::op::Op;
@@ -21,6 +23,22 @@ pub struct CpuBackend {
 pub struct CpuGraph {
     arena: ArenaId,
     calls: Vec<PlacedCall>,
+}
+
+/// A captured digest: its regions and the arena they lie in.
+pub struct CpuDigest {
+    arena: ArenaId,
+    regions: Vec<Region>,
+}
+
+fn same_arena(expected: ArenaId, found: ArenaId) -> Result<(), GuardError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(GuardError::Arena {
+            expected: expected.0,
+            found: found.0,
+        }),
+    }
 }
 
 impl CpuBackend {
@@ -75,6 +93,7 @@ fn execute(context: &CpuContext, op: &Op, operands: &mut Operands) -> Result<(),
 impl Backend for CpuBackend {
     type Arena = CpuArena;
     type Graph = CpuGraph;
+    type DigestGraph = CpuDigest;
 
     fn info(&self) -> DeviceInfo {
         let (path, threads) = (self.context.path(), self.context.threads());
@@ -114,13 +133,7 @@ impl Backend for CpuBackend {
     }
 
     fn check_graph(&self, arena: &CpuArena, graph: &CpuGraph) -> Result<(), GuardError> {
-        match arena.id() == graph.arena {
-            true => Ok(()),
-            false => Err(GuardError::Arena {
-                expected: graph.arena.0,
-                found: arena.id().0,
-            }),
-        }
+        same_arena(graph.arena, arena.id())
     }
 
     fn launch_graph(&self, arena: &mut CpuArena, graph: &mut CpuGraph) -> Result<(), DeviceError> {
@@ -129,6 +142,17 @@ impl Backend for CpuBackend {
             let mut calls = graph.calls.iter();
             calls.try_for_each(|call| self.run(arena, call))
         })
+    }
+
+    fn graph_nodes(&self, graph: &CpuGraph) -> usize {
+        graph.calls.len()
+    }
+
+    fn arena_bytes(&self, arena: &CpuArena) -> ArenaBytes {
+        ArenaBytes {
+            planned: arena.total_bytes(),
+            workspace: 0,
+        }
     }
 
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {
@@ -146,6 +170,11 @@ impl Backend for CpuBackend {
     fn write(&self, arena: &mut CpuArena, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
         same_length(region, bytes.len())?;
         arena.bytes_mut(region)?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn fill(&self, arena: &mut CpuArena, region: Region, byte: u8) -> Result<(), DeviceError> {
+        arena.bytes_mut(region)?.fill(byte);
         Ok(())
     }
 
@@ -167,5 +196,35 @@ impl Backend for CpuBackend {
                 .map(|&r| Ok(blake3::hash(arena.bytes(r)?)))
                 .collect()
         })
+    }
+
+    fn capture_digest(
+        &self,
+        arena: &mut CpuArena,
+        regions: &[Region],
+    ) -> Result<CpuDigest, CaptureError> {
+        regions.iter().try_for_each(|&region| arena.check(region))?;
+        Ok(CpuDigest {
+            arena: arena.id(),
+            regions: regions.to_vec(),
+        })
+    }
+
+    fn check_digest(
+        &self,
+        arena: &CpuArena,
+        graph: &CpuDigest,
+        regions: &[Region],
+    ) -> Result<(), GuardError> {
+        same_arena(graph.arena, arena.id())?;
+        same_regions(&graph.regions, regions)
+    }
+
+    fn launch_digest(
+        &self,
+        arena: &mut CpuArena,
+        graph: &mut CpuDigest,
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        self.digest(arena, &graph.regions)
     }
 }

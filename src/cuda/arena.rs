@@ -6,14 +6,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys;
+use rayon::prelude::*;
 
 use super::device::Device;
-use crate::backend::ArenaId;
+use crate::backend::{ArenaBytes, ArenaId, same_length};
 use crate::error::DeviceError;
 use crate::layout::Region;
 
-/// Bytes of the pinned buffer through which all transfers to the device go.
-const STAGING_BYTES: usize = 1 << 22;
+/// Bytes of one half of the pinned buffer through which all transfers go.
+const HALF: usize = 1 << 22;
+
+/// Bytes that one thread copies between a pinned half and other memory; a half keeps several busy, and
+/// what a step writes and reads is too small for more than one.
+const PIECE: usize = 1 << 18;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -33,33 +38,50 @@ impl Drop for Memory {
     }
 }
 
+/// A workspace of its own: calls of different lanes may run at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// All calls but those of `Weights`.
+    Main,
+    /// Weight gradients, which nothing before the norm of all gradients waits for.
+    Weights,
+}
+
+impl Lane {
+    pub(super) const ALL: [Lane; 2] = [Lane::Main, Lane::Weights];
+}
+
+/// Bytes of the three parts of a lane's workspace: arrival counters, partials, the matrix library's own.
+pub(super) type Parts = [usize; 3];
+
 /// The memory of one plan on one device.
 pub struct CudaArena {
     id: ArenaId,
     pub(super) memory: Arc<Memory>,
-    /// Where the arrival counters, the partials and the library's own workspace start.
-    parts: [usize; 3],
-    workspace: [usize; 3],
+    /// Where the parts of each lane's workspace start, and their bytes.
+    starts: [Parts; 2],
+    workspace: [Parts; 2],
     staging: RefCell<Staging>,
 }
 
 impl CudaArena {
-    /// An arena of zeros for the planned slots and, behind them, `workspace` bytes of arrival counters,
-    /// of partials, and for the matrix library.
+    /// An arena of zeros for the planned slots and, behind them, the workspaces of the lanes.
     ///
     /// # Errors
     /// [`DeviceError::DeviceMemory`] with what was asked for and what is free.
-    pub fn zeroed(
+    pub(super) fn zeroed(
         device: &Arc<Device>,
         planned_bytes: usize,
-        workspace: [usize; 3],
+        workspace: [Parts; 2],
     ) -> Result<Self, DeviceError> {
         device.bind()?;
         let mut bytes = planned_bytes.next_multiple_of(256);
-        let parts = workspace.map(|part| {
-            let start = bytes;
-            bytes = (bytes + part).next_multiple_of(256);
-            start
+        let starts = workspace.map(|parts| {
+            parts.map(|part| {
+                let start = bytes;
+                bytes = (bytes + part).next_multiple_of(256);
+                start
+            })
         });
         let bytes = bytes.max(256);
         let (free_bytes, total_bytes) = device.memory()?;
@@ -90,7 +112,7 @@ impl CudaArena {
         Ok(CudaArena {
             id: ArenaId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
             memory,
-            parts,
+            starts,
             workspace,
             staging: RefCell::new(Staging::new(device.clone())?),
         })
@@ -101,32 +123,54 @@ impl CudaArena {
         self.id
     }
 
-    /// A counter in the zeroed part of the workspace.
-    pub(super) fn counter_region(&self, offset: usize) -> Region {
+    /// Bytes of the slots and of everything behind them.
+    pub fn bytes(&self) -> ArenaBytes {
+        ArenaBytes {
+            planned: self.starts[0][0],
+            workspace: self.memory.bytes - self.starts[0][0],
+        }
+    }
+
+    /// Issues a copy from one region to another of the same size.
+    ///
+    /// # Errors
+    /// Regions of different sizes or outside the arena; what the driver says.
+    pub(super) fn copy(&self, from: Region, to: Region) -> Result<(), DeviceError> {
+        same_length(to, from.bytes)?;
+        let (source, target) = (self.address(from)?, self.address(to)?);
+        let device = &self.memory.device;
+        // SAFETY: both ranges lie in the allocation, which the caller holds, and have the same length.
+        let status =
+            unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, from.bytes, device.stream()) };
+        device.check("cuMemcpyDtoDAsync", status)
+    }
+
+    /// A counter in the zeroed part of a lane's workspace.
+    pub(super) fn counter_region(&self, lane: Lane, offset: usize) -> Region {
         Region {
-            offset: self.parts[0] + offset,
+            offset: self.starts[lane as usize][0] + offset,
             bytes: 0,
         }
     }
 
-    /// Bytes among the partials.
-    pub(super) fn workspace_region(&self, offset: usize, bytes: usize) -> Region {
+    /// Bytes among a lane's partials.
+    pub(super) fn workspace_region(&self, lane: Lane, offset: usize, bytes: usize) -> Region {
         Region {
-            offset: self.parts[1] + offset,
+            offset: self.starts[lane as usize][1] + offset,
             bytes,
         }
     }
 
-    /// All partials.
-    pub(super) fn partials(&self) -> Region {
-        self.workspace_region(0, self.workspace[1])
+    /// All partials of a lane.
+    pub(super) fn partials(&self, lane: Lane) -> Region {
+        self.workspace_region(lane, 0, self.workspace[lane as usize][1])
     }
 
-    /// The library's own workspace.
-    pub(super) fn library_workspace(&self) -> Region {
+    /// The library's own workspace in a lane.
+    pub(super) fn library_workspace(&self, lane: Lane) -> Region {
         Region {
-            offset: self.parts[2],
-            bytes: self.workspace[2],
+            offset: self.starts[lane as usize][2],
+            bytes: self.workspace[lane as usize][2],
         }
     }
 
@@ -160,71 +204,148 @@ impl CudaArena {
     /// A region outside the arena; what the driver says.
     pub fn read(&self, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
         let address = self.address(region)?;
+        self.staging.borrow_mut().receive(address, bytes)
+    }
+
+    /// Sets every byte of a region on the device, ordered after everything issued before.
+    ///
+    /// # Errors
+    /// A region outside the arena; what the driver says.
+    pub fn fill(&self, region: Region, byte: u8) -> Result<(), DeviceError> {
+        let address = self.address(region)?;
         let device = &self.memory.device;
         device.bind()?;
-        // SAFETY: the region lies in the allocation, and `bytes` outlives the copy, which has ended
-        // when the stream is synchronized below.
-        let status = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(
-                bytes.as_mut_ptr().cast(),
-                address,
-                bytes.len(),
-                device.stream(),
-            )
-        };
-        device.check("cuMemcpyDtoHAsync", status)?;
-        device.synchronize()
+        // The driver takes no empty range.
+        if region.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the region lies in the allocation.
+        let status = unsafe { sys::cuMemsetD8Async(address, byte, region.bytes, device.stream()) };
+        device.check("cuMemsetD8Async", status)
     }
 }
 
-/// Pinned memory whose halves are used in turn; a half is written again only after its copy has ended.
-struct Staging {
+/// Host memory that the device reads and writes by itself.
+pub(super) struct Pinned {
     device: Arc<Device>,
     host: *mut u8,
-    halves: [sys::CUevent; 2],
+    bytes: usize,
+}
+
+// SAFETY: the pointer is to pinned memory that only this value and copies issued through it use.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// Pinned memory that starts with `bytes`.
+    pub(super) fn holding(device: &Arc<Device>, bytes: &[u8]) -> Result<Self, DeviceError> {
+        device.bind()?;
+        let mut host = std::ptr::null_mut();
+        // SAFETY: `host` outlives the call; `Drop` frees it. The driver takes no empty allocation.
+        let status = unsafe { sys::cuMemHostAlloc(&mut host, bytes.len().max(1), 0) };
+        device.check("cuMemHostAlloc", status)?;
+        // SAFETY: the allocation was just made with that many bytes, and nothing else knows it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host.cast(), bytes.len()) };
+        Ok(Pinned {
+            device: device.clone(),
+            host: host.cast(),
+            bytes: bytes.len(),
+        })
+    }
+
+    /// Issues a copy of all bytes to a region of their length.
+    pub(super) fn send(&self, arena: &CudaArena, region: Region) -> Result<(), DeviceError> {
+        self.fits(region)?;
+        let (device, address) = (&self.device, arena.address(region)?);
+        // SAFETY: source and target hold `bytes` bytes each, by the checks above; the buffer is never
+        // written after it was made, except by copies of this stream.
+        let status = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(address, self.host.cast(), self.bytes, device.stream())
+        };
+        device.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// Issues a copy of a region over all bytes.
+    pub(super) fn receive(&self, arena: &CudaArena, region: Region) -> Result<(), DeviceError> {
+        self.fits(region)?;
+        let (device, address) = (&self.device, arena.address(region)?);
+        // SAFETY: as for `send`; nobody reads the buffer before the stream is synchronized.
+        let status = unsafe {
+            sys::cuMemcpyDtoHAsync_v2(self.host.cast(), address, self.bytes, device.stream())
+        };
+        device.check("cuMemcpyDtoHAsync", status)
+    }
+
+    /// What the buffer holds once everything issued has ended.
+    pub(super) fn settled(&self) -> Result<Vec<u8>, DeviceError> {
+        self.device.bind()?;
+        self.device.synchronize()?;
+        // SAFETY: no copy is under way any more, and the allocation has that many bytes.
+        Ok(unsafe { std::slice::from_raw_parts(self.host, self.bytes) }.to_vec())
+    }
+
+    fn fits(&self, region: Region) -> Result<(), DeviceError> {
+        crate::backend::same_length(region, self.bytes)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = self.device.synchronize();
+        // SAFETY: the copies have ended, and the buffer was allocated in `holding`.
+        let _ = unsafe { sys::cuMemFreeHost(self.host.cast()) };
+    }
+}
+
+/// A pinned buffer whose halves are used in turn; a half is touched again only after its copy has ended.
+struct Staging {
+    pinned: Pinned,
+    ended: [sys::CUevent; 2],
     next: usize,
 }
 
-// SAFETY: the pointer is to pinned memory that only this value uses.
+// SAFETY: events may be used from any thread, and the buffer may be sent.
 unsafe impl Send for Staging {}
 
 impl Staging {
     fn new(device: Arc<Device>) -> Result<Self, DeviceError> {
-        let mut host = std::ptr::null_mut();
-        // SAFETY: `host` outlives the call; `Drop` frees it.
-        let status = unsafe { sys::cuMemHostAlloc(&mut host, STAGING_BYTES, 0) };
-        device.check("cuMemHostAlloc", status)?;
-        let mut halves = [std::ptr::null_mut(); 2];
-        for event in &mut halves {
+        let mut staging = Staging {
+            pinned: Pinned::holding(&device, &vec![0; 2 * HALF])?,
+            ended: [std::ptr::null_mut(); 2],
+            next: 0,
+        };
+        for event in &mut staging.ended {
             let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
             // SAFETY: `event` outlives the call; `Drop` destroys it.
             device.check("cuEventCreate", unsafe { sys::cuEventCreate(event, flags) })?;
         }
-        Ok(Staging {
-            device,
-            host: host.cast(),
-            halves,
-            next: 0,
-        })
+        Ok(staging)
+    }
+
+    /// The next half, whose last copy has ended, and its event.
+    fn turn(&mut self) -> Result<(*mut u8, sys::CUevent), DeviceError> {
+        let (index, device) = (self.next, &self.pinned.device);
+        // SAFETY: the event was created in `new`; one that was never recorded counts as done.
+        device.check("cuEventSynchronize", unsafe {
+            sys::cuEventSynchronize(self.ended[index])
+        })?;
+        self.next = 1 - index;
+        // SAFETY: the buffer has two halves.
+        let half = unsafe { self.pinned.host.add(index * HALF) };
+        Ok((half, self.ended[index]))
     }
 
     fn send(&mut self, mut address: sys::CUdeviceptr, bytes: &[u8]) -> Result<(), DeviceError> {
-        const HALF: usize = STAGING_BYTES / 2;
-        let device = self.device.clone();
-        device.bind()?;
+        self.pinned.device.bind()?;
         for part in bytes.chunks(HALF) {
-            let event = self.halves[self.next];
-            // SAFETY: the event was created in `new`; one that was never recorded counts as done.
-            device.check("cuEventSynchronize", unsafe {
-                sys::cuEventSynchronize(event)
-            })?;
+            let (half, ended) = self.turn()?;
             // SAFETY: the half lies inside the pinned buffer, holds at least `part.len()` bytes, and
             // its last copy has ended.
-            let half = unsafe {
-                let half = self.host.add(self.next * HALF);
-                std::ptr::copy_nonoverlapping(part.as_ptr(), half, part.len());
-                half
-            };
+            copy(
+                unsafe { std::slice::from_raw_parts_mut(half, part.len()) },
+                part,
+            );
+            let device = &self.pinned.device;
             // SAFETY: the caller has checked that the address range lies in the arena.
             let status = unsafe {
                 sys::cuMemcpyHtoDAsync_v2(address, half.cast(), part.len(), device.stream())
@@ -232,25 +353,91 @@ impl Staging {
             device.check("cuMemcpyHtoDAsync", status)?;
             // SAFETY: event and stream live as long as `self` and its device.
             device.check("cuEventRecord", unsafe {
-                sys::cuEventRecord(event, device.stream())
+                sys::cuEventRecord(ended, device.stream())
             })?;
             address += part.len() as u64;
-            self.next = 1 - self.next;
         }
+        Ok(())
+    }
+
+    /// While one half is copied out, the device fills the other.
+    fn receive(
+        &mut self,
+        mut address: sys::CUdeviceptr,
+        bytes: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        self.pinned.device.bind()?;
+        let mut under_way: Option<(&mut [u8], *mut u8, sys::CUevent)> = None;
+        for part in bytes.chunks_mut(HALF) {
+            let (half, ended) = self.turn()?;
+            let device = &self.pinned.device;
+            // SAFETY: the caller has checked that the address range lies in the arena; the half holds
+            // at least `part.len()` bytes, and it was copied out before its turn came again.
+            let status = unsafe {
+                sys::cuMemcpyDtoHAsync_v2(half.cast(), address, part.len(), device.stream())
+            };
+            device.check("cuMemcpyDtoHAsync", status)?;
+            // SAFETY: event and stream live as long as `self` and its device.
+            device.check("cuEventRecord", unsafe {
+                sys::cuEventRecord(ended, device.stream())
+            })?;
+            address += part.len() as u64;
+            if let Some(earlier) = under_way.replace((part, half, ended)) {
+                self.take(earlier)?;
+            }
+        }
+        under_way.map_or(Ok(()), |last| self.take(last))
+    }
+
+    /// Waits for a copy into a half and copies it out.
+    fn take(
+        &self,
+        (part, half, ended): (&mut [u8], *mut u8, sys::CUevent),
+    ) -> Result<(), DeviceError> {
+        let device = &self.pinned.device;
+        // SAFETY: the event lives as long as `self` and was recorded behind the copy.
+        let status = unsafe { sys::cuEventSynchronize(ended) };
+        device.check("cuEventSynchronize", status)?;
+        // SAFETY: the half holds `part.len()` bytes, and the copy into it has ended.
+        copy(part, unsafe {
+            std::slice::from_raw_parts(half, part.len())
+        });
         Ok(())
     }
 }
 
+/// Copies between equal lengths, on several threads where that is worth the while.
+fn copy(to: &mut [u8], from: &[u8]) {
+    if from.len() <= PIECE {
+        return to.copy_from_slice(from);
+    }
+    let pieces = to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE));
+    pieces.for_each(|(to, from)| to.copy_from_slice(from));
+}
+
 impl Drop for Staging {
     fn drop(&mut self) {
-        let _ = self.device.bind();
-        let _ = self.device.synchronize();
-        // SAFETY: the copies have ended; events and buffer were made in `new`.
-        unsafe {
-            for event in self.halves {
-                let _ = sys::cuEventDestroy_v2(event);
-            }
-            let _ = sys::cuMemFreeHost(self.host.cast());
+        let device = &self.pinned.device;
+        let _ = device.bind();
+        let _ = device.synchronize();
+        for event in self.ended.into_iter().filter(|e| !e.is_null()) {
+            // SAFETY: the copies have ended, and the event was made in `new`.
+            let _ = unsafe { sys::cuEventDestroy_v2(event) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_in_pieces_is_the_copy() {
+        for length in [0, 1, PIECE, PIECE + 1, 3 * PIECE + 17] {
+            let from: Vec<u8> = (0..length).map(|i| (i * 7 + i / 255) as u8).collect();
+            let mut to = vec![0; length];
+            copy(&mut to, &from);
+            assert_eq!(to, from);
         }
     }
 }

@@ -2,32 +2,49 @@
 
 use std::sync::Arc;
 
-use super::arena::CudaArena;
+use super::arena::{CudaArena, Lane, Parts, Pinned};
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::device::Device;
+use super::digest::DigestPlan;
 use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
-use super::graph::{self, CudaGraph, Expected};
+use super::graph::{self, Capturing, CudaGraph, Expected, GraphProducts};
+use super::identity::Identity;
 use super::launch::launch;
 use super::module::Modules;
+use super::precision::has_kernels;
 use super::products::{GemmChoice, LibraryProduct, Products, Provider, library_product};
 use super::{
     adamw, attention, bias, clip, cross_entropy, digest, embed, matmul, rms_norm, rope, swiglu,
     tree_add,
 };
-use crate::backend::{ArenaId, Backend, DeviceInfo, Execution, same_length};
+use crate::backend::{
+    ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
+};
+use crate::dependencies::dependencies;
 use crate::error::{CaptureError, DeviceError, GuardError};
-use crate::layout::{Layout, PlacedCall, Region};
+use crate::layout::{ALIGNMENT, Layout, PlacedCall, Region};
 use crate::op::Op;
-use crate::shape::Math;
 
 /// Timed runs of a candidate; the fastest counts.
 const TIMED_RUNS: usize = 3;
+/// A candidate whose run takes this many times the best time so far is not timed again.
+const HOPELESS: f32 = 1.25;
 
 /// A CUDA device as a backend.
 pub struct CudaBackend {
     device: Arc<Device>,
     modules: Arc<Modules>,
     products: Products,
+}
+
+/// A captured digest: one graph that brings the table of the regions to the device, hashes and brings
+/// the digests back, through pinned memory of its own.
+pub struct CudaDigest {
+    graph: CudaGraph,
+    regions: Vec<Region>,
+    /// Read by the graph, so it lives as long.
+    _table: Pinned,
+    found: Pinned,
 }
 
 impl CudaBackend {
@@ -53,6 +70,29 @@ impl CudaBackend {
         &self.device
     }
 
+    /// The version of cuBLASLt, where it may serve products and was found.
+    pub fn library_version(&self) -> Option<usize> {
+        self.products.lt.as_ref().map(|lt| lt.version)
+    }
+
+    /// Bytes that [`Backend::allocate`] takes behind the arena of a layout.
+    pub fn workspace_bytes(&self, layout: &Layout, calls: &[PlacedCall]) -> usize {
+        let parts = self.workspaces(layout, calls).into_iter().flatten();
+        parts.map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
+    }
+
+    /// The workspace of each lane; digests are taken in the main one.
+    fn workspaces(&self, layout: &Layout, calls: &[PlacedCall]) -> [Parts; 2] {
+        let digests = digest::workspace_bytes(layout.regions());
+        Lane::ALL.map(|lane| {
+            let mut parts = self.workspace(lane, calls);
+            if lane == Lane::Main {
+                parts[1] = parts[1].max(digests);
+            }
+            parts
+        })
+    }
+
     /// Issues a call with the provider pinned for it; says what was issued.
     fn issue(&self, arena: &CudaArena, call: &PlacedCall) -> Result<Expected, DeviceError> {
         if let (Some(Provider::Library(algorithm)), Some(lt), Some(product)) = (
@@ -60,20 +100,32 @@ impl CudaBackend {
             &self.products.lt,
             library_product(call),
         ) {
-            let operands = self.operands(arena, &product)?;
+            let operands = self.operands((arena, lane(call)), &product)?;
             lt.launch(&product.shape, &algorithm, &operands)?;
             let mut expected: Expected = vec![None];
             if product.d.is_none() {
-                expected.extend(self.run(arena, fold(call, &self.device.shape()))?);
+                let folded = fold(call, &self.device.shape());
+                expected.extend(self.run(arena, lane(call), folded)?);
             }
             return Ok(expected);
         }
-        self.run(arena, launches(&call.call.op, call, &self.device.shape()))
+        self.run_own(arena, call)
     }
 
-    fn run(&self, arena: &CudaArena, planned: CallLaunches) -> Result<Expected, DeviceError> {
+    /// Issues the engine's own launches of a call.
+    fn run_own(&self, arena: &CudaArena, call: &PlacedCall) -> Result<Expected, DeviceError> {
+        let own = launches(&call.call.op, call, &self.device.shape());
+        self.run(arena, lane(call), own)
+    }
+
+    fn run(
+        &self,
+        arena: &CudaArena,
+        lane: Lane,
+        planned: CallLaunches,
+    ) -> Result<Expected, DeviceError> {
         let mut expected = Expected::new();
-        for kernel in resolve(planned, arena) {
+        for kernel in resolve(planned, (arena, lane)) {
             launch(&self.device, &self.modules, arena, &kernel)?;
             expected.push(Some(kernel));
         }
@@ -82,56 +134,111 @@ impl CudaBackend {
 
     fn operands(
         &self,
-        arena: &CudaArena,
+        (arena, lane): (&CudaArena, Lane),
         product: &LibraryProduct,
     ) -> Result<LtOperands, DeviceError> {
-        let pieces = arena.partials();
+        let pieces = arena.partials(lane);
         Ok(LtOperands {
             a: arena.address(product.a)?,
             b: arena.address(product.b)?,
             bias: product.bias.map_or(Ok(0), |r| arena.address(r))?,
             d: arena.address(product.d.unwrap_or(pieces))?,
-            workspace: arena.address(arena.library_workspace())?,
+            workspace: arena.address(arena.library_workspace(lane))?,
         })
     }
 
     /// Runs the own kernel, then every candidate on the same operands; pins the fastest whose output
     /// has the same bits. The output holds the contract's bits when this returns.
     fn admit(&self, arena: &CudaArena, call: &PlacedCall) -> Result<(), DeviceError> {
-        let own = launches(&call.call.op, call, &self.device.shape());
-        self.run(arena, own.clone())?;
+        self.run_own(arena, call)?;
         let (Some(lt), Some(product)) = (&self.products.lt, library_product(call)) else {
             self.products.pin(call, Provider::Own);
             return Ok(());
         };
         let output = [call.writes[0]];
         let expected = self.digests(arena, &output)?;
-        let mut best = (
-            self.time(|| self.run(arena, own.clone()).map(drop))?,
-            Provider::Own,
-        );
+        let timed = self.time(f32::INFINITY, || self.run_own(arena, call).map(drop))?;
+        let mut best = (timed, Provider::Own);
         for algorithm in lt.candidates(&product.shape)? {
             self.products.pin(call, Provider::Library(algorithm));
             // A candidate that fails to launch is no candidate.
             if self.issue(arena, call).is_err() || self.digests(arena, &output)? != expected {
                 continue;
             }
-            let ms = self.time(|| self.issue(arena, call).map(drop))?;
+            let ms = self.time(best.0, || self.issue(arena, call).map(drop))?;
             if ms < best.0 {
                 best = (ms, Provider::Library(algorithm));
             }
         }
         self.products.pin(call, best.1);
         // Candidates that were refused have left their own bits behind.
-        self.run(arena, own).map(drop)
+        self.run_own(arena, call).map(drop)
     }
 
-    fn time(&self, run: impl Fn() -> Result<(), DeviceError>) -> Result<f32, DeviceError> {
-        let mut best = f32::INFINITY;
+    /// The least time of a few runs; no further one after a run that is far above `best`.
+    fn time(
+        &self,
+        best: f32,
+        run: impl Fn() -> Result<(), DeviceError>,
+    ) -> Result<f32, DeviceError> {
+        let mut least = f32::INFINITY;
         for _ in 0..TIMED_RUNS {
-            best = best.min(self.device.time(&run)?);
+            least = least.min(self.device.time(&run)?);
+            if least > HOPELESS * best {
+                break;
+            }
         }
-        Ok(best)
+        Ok(least)
+    }
+
+    /// Every kernel that calls, or their digests, may launch.
+    fn entries(&self, calls: &[PlacedCall]) -> Vec<&'static str> {
+        let shape = self.device.shape();
+        let planned = calls.iter().flat_map(|call| {
+            let own = launches(&call.call.op, call, &shape).launches;
+            own.into_iter().chain(fold(call, &shape).launches)
+        });
+        planned
+            .map(|kernel| kernel.entry)
+            .chain(digest::ENTRIES)
+            .collect()
+    }
+
+    /// What the calls of a lane need of its workspace.
+    fn workspace(&self, of: Lane, calls: &[PlacedCall]) -> Parts {
+        let (mut parts, shape) = ([0; 3], self.device.shape());
+        for call in calls.iter().filter(|call| lane(call) == of) {
+            let own = launches(&call.call.op, call, &shape);
+            let partials = own.workspace_bytes - own.zeroed_bytes.min(own.workspace_bytes);
+            let mut needed = [own.zeroed_bytes, partials, 0];
+            if let (Some(product), Some(_)) = (library_product(call), &self.products.lt) {
+                needed[2] = WORKSPACE_BYTES;
+                if product.d.is_none() {
+                    let pieces = product.shape.batch * product.shape.strides[2] * size_of::<f32>();
+                    needed[1] = partials.max(pieces);
+                }
+            }
+            for (part, needed) in parts.iter_mut().zip(needed) {
+                *part = needed.max(*part);
+            }
+        }
+        parts
+    }
+
+    /// The workspace that a call's launches use, if they use any.
+    fn used_workspace(&self, call: &PlacedCall) -> Option<usize> {
+        let library = matches!(self.products.pinned(call), Some(Provider::Library(_)));
+        let own = launches(&call.call.op, call, &self.device.shape()).workspace_bytes > 0;
+        (library || own).then(|| lane(call) as usize)
+    }
+
+    /// What a graph over `arena` would run with now.
+    fn identity(&self, arena: &CudaArena) -> Identity {
+        Identity {
+            arena: arena.id(),
+            modules: self.modules.id(),
+            stream: self.device.stream_id(),
+        }
     }
 
     fn digests(
@@ -144,35 +251,26 @@ impl CudaBackend {
             arena.address(region)?;
         }
         arena.write(
-            arena.workspace_region(0, planned.table.len()),
+            arena.workspace_region(Lane::Main, 0, planned.table.len()),
             &planned.table,
         )?;
-        self.run(arena, planned.launches)?;
-        // The digests stand side by side, so one copy brings all of them.
-        let first = planned.results.first().copied().unwrap_or(0);
-        let mut bytes = vec![0; planned.results.len() * blake3::OUT_LEN];
-        arena.read(arena.workspace_region(first, bytes.len()), &mut bytes)?;
-        let digests = bytes.as_chunks::<{ blake3::OUT_LEN }>().0;
-        Ok(digests
-            .iter()
-            .copied()
-            .map(blake3::Hash::from_bytes)
-            .collect())
+        let results = digest_results(arena, &planned);
+        self.run(arena, Lane::Main, planned.launches)?;
+        let mut bytes = vec![0; results.bytes];
+        arena.read(results, &mut bytes)?;
+        Ok(hashes(&bytes))
     }
 }
 
-/// Whether there are kernels for an op's precision.
-///
-/// # Errors
-/// [`DeviceError::NoPrecision`] names both.
-pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
-    match op.rule().math() {
-        Math::F32 => Ok(()),
-        math => Err(DeviceError::NoPrecision {
-            op: op.rule().stem(),
-            precision: math.name(),
-        }),
-    }
+/// Where the digests of a plan stand side by side, so that one copy brings all of them.
+fn digest_results(arena: &CudaArena, planned: &DigestPlan) -> Region {
+    let first = planned.results.first().copied().unwrap_or(0);
+    arena.workspace_region(Lane::Main, first, planned.results.len() * blake3::OUT_LEN)
+}
+
+fn hashes(bytes: &[u8]) -> Vec<blake3::Hash> {
+    let digests = bytes.as_chunks::<{ blake3::OUT_LEN }>().0.iter();
+    digests.copied().map(blake3::Hash::from_bytes).collect()
 }
 
 /// The engine's own launches of a call.
@@ -213,13 +311,24 @@ fn fold(call: &PlacedCall, shape: &DeviceShape) -> CallLaunches {
     }
 }
 
+/// The workspace a call uses. Weight gradients have one of their own, because they may run beside the
+/// calls that carry the gradient on.
+fn lane(call: &PlacedCall) -> Lane {
+    match call.call.op {
+        Op::MatmulGradWeight(_) => Lane::Weights,
+        _ => Lane::Main,
+    }
+}
+
 /// Puts the workspace arguments of a call at their addresses: counters in the zeroed part, the rest
 /// behind it, so that no call's partials lie over another's counters.
-fn resolve(planned: CallLaunches, arena: &CudaArena) -> Vec<KernelLaunch> {
+fn resolve(planned: CallLaunches, (arena, lane): (&CudaArena, Lane)) -> Vec<KernelLaunch> {
     let zeroed = planned.zeroed_bytes;
     let place = |arg: Arg| match arg {
-        Arg::Workspace { offset } if offset < zeroed => Arg::Region(arena.counter_region(offset)),
-        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(offset - zeroed, 0)),
+        Arg::Workspace { offset } if offset < zeroed => {
+            Arg::Region(arena.counter_region(lane, offset))
+        }
+        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(lane, offset - zeroed, 0)),
         other => other,
     };
     let launches = planned.launches.into_iter();
@@ -234,6 +343,7 @@ fn resolve(planned: CallLaunches, arena: &CudaArena) -> Vec<KernelLaunch> {
 impl Backend for CudaBackend {
     type Arena = CudaArena;
     type Graph = CudaGraph;
+    type DigestGraph = CudaDigest;
 
     fn info(&self) -> DeviceInfo {
         let info = &self.device.info;
@@ -253,35 +363,10 @@ impl Backend for CudaBackend {
         calls
             .iter()
             .try_for_each(|call| has_kernels(&call.call.op))?;
-        let shape = self.device.shape();
-        let planned = calls
-            .iter()
-            .map(|call| launches(&call.call.op, call, &shape));
-        let (mut counters, mut partials) = (0, 0);
-        for call in planned {
-            counters = counters.max(call.zeroed_bytes);
-            partials =
-                partials.max(call.workspace_bytes - call.zeroed_bytes.min(call.workspace_bytes));
-        }
-        let products = calls
-            .iter()
-            .filter_map(library_product)
-            .filter(|p| p.d.is_none());
-        let pieces = products
-            .map(|p| p.shape.batch * p.shape.strides[2] * 4)
-            .max();
-        let digests = digest::workspace_bytes(layout.regions());
-        let partials = partials.max(pieces.unwrap_or(0)).max(digests);
-        let library = if self.products.lt.is_some() {
-            WORKSPACE_BYTES
-        } else {
-            0
-        };
-        CudaArena::zeroed(
-            &self.device,
-            layout.arena_bytes(),
-            [counters, partials, library],
-        )
+        let workspace = self.workspaces(layout, calls);
+        let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), workspace)?;
+        self.modules.prepare(self.entries(calls))?;
+        Ok(arena)
     }
 
     fn arena_id(&self, arena: &CudaArena) -> ArenaId {
@@ -307,40 +392,24 @@ impl Backend for CudaBackend {
         calls: &[PlacedCall],
     ) -> Result<CudaGraph, CaptureError> {
         // Modules load and functions resolve before capture, which forbids both.
-        for call in calls {
-            for kernel in launches(&call.call.op, call, &self.device.shape()).launches {
-                self.modules.function(kernel.entry)?;
-            }
-            for kernel in fold(call, &self.device.shape()).launches {
-                self.modules.function(kernel.entry)?;
-            }
-        }
-        let providers = self.products.fingerprint();
-        let issue = || {
+        self.modules.prepare(self.entries(calls))?;
+        let products = GraphProducts::of(&self.products, calls);
+        let waits = dependencies(calls, |call| self.used_workspace(call));
+        let issue = |capturing: &mut Capturing| {
             let mut expected = Expected::new();
-            for call in calls {
+            for (call, waits) in calls.iter().zip(&waits) {
+                capturing.after(waits)?;
                 expected.extend(self.issue(arena, call)?);
+                capturing.issued()?;
             }
             Ok(expected)
         };
-        graph::capture(&self.device, (&self.modules, providers), arena, issue)
+        graph::capture(&self.device, (&self.modules, products), arena, issue)
     }
 
     fn check_graph(&self, arena: &CudaArena, graph: &CudaGraph) -> Result<(), GuardError> {
-        if arena.id() != graph.arena {
-            return Err(GuardError::Arena {
-                expected: graph.arena.0,
-                found: arena.id().0,
-            });
-        }
-        let found = self.products.fingerprint();
-        match found == graph.providers {
-            true => Ok(()),
-            false => Err(GuardError::Kernels {
-                expected: graph.providers.to_hex().to_string(),
-                found: found.to_hex().to_string(),
-            }),
-        }
+        graph.identity.check(&self.identity(arena))?;
+        graph.products.check(&self.products)
     }
 
     fn launch_graph(
@@ -349,6 +418,23 @@ impl Backend for CudaBackend {
         graph: &mut CudaGraph,
     ) -> Result<(), DeviceError> {
         graph.launch()
+    }
+
+    fn time_graph(
+        &self,
+        _arena: &mut CudaArena,
+        graph: &mut CudaGraph,
+        launches: u32,
+    ) -> Result<Option<f32>, DeviceError> {
+        graph.time(launches).map(Some)
+    }
+
+    fn graph_nodes(&self, graph: &CudaGraph) -> usize {
+        graph.nodes()
+    }
+
+    fn arena_bytes(&self, arena: &CudaArena) -> ArenaBytes {
+        arena.bytes()
     }
 
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {
@@ -389,6 +475,10 @@ impl Backend for CudaBackend {
         arena.write(region, bytes)
     }
 
+    fn fill(&self, arena: &mut CudaArena, region: Region, byte: u8) -> Result<(), DeviceError> {
+        arena.fill(region, byte)
+    }
+
     fn read(&self, arena: &CudaArena, region: Region, bytes: &mut [u8]) -> Result<(), DeviceError> {
         same_length(region, bytes.len())?;
         arena.read(region, bytes)
@@ -401,5 +491,58 @@ impl Backend for CudaBackend {
     ) -> Result<Vec<blake3::Hash>, DeviceError> {
         self.device.bind()?;
         self.digests(arena, regions)
+    }
+
+    fn capture_digest(
+        &self,
+        arena: &mut CudaArena,
+        regions: &[Region],
+    ) -> Result<CudaDigest, CaptureError> {
+        for &region in regions {
+            arena.address(region).map_err(CaptureError::from)?;
+        }
+        self.modules.prepare(digest::ENTRIES.to_vec())?;
+        let planned = digest::plan(regions);
+        let results = digest_results(arena, &planned);
+        let table = Pinned::holding(&self.device, &planned.table)?;
+        let found = Pinned::holding(&self.device, &vec![0; results.bytes])?;
+        let issue = |_: &mut Capturing| {
+            if regions.is_empty() {
+                return Ok(Expected::new());
+            }
+            table.send(
+                arena,
+                arena.workspace_region(Lane::Main, 0, planned.table.len()),
+            )?;
+            let expected = self.run(arena, Lane::Main, planned.launches)?;
+            found.receive(arena, results)?;
+            Ok(expected)
+        };
+        let known = (&self.modules, GraphProducts::default());
+        Ok(CudaDigest {
+            graph: graph::capture(&self.device, known, arena, issue)?,
+            regions: regions.to_vec(),
+            _table: table,
+            found,
+        })
+    }
+
+    fn check_digest(
+        &self,
+        arena: &CudaArena,
+        graph: &CudaDigest,
+        regions: &[Region],
+    ) -> Result<(), GuardError> {
+        graph.graph.identity.check(&self.identity(arena))?;
+        same_regions(&graph.regions, regions)
+    }
+
+    fn launch_digest(
+        &self,
+        _arena: &mut CudaArena,
+        graph: &mut CudaDigest,
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        graph.graph.launch()?;
+        Ok(hashes(&graph.found.settled()?))
     }
 }

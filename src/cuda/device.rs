@@ -15,6 +15,9 @@ use crate::error::DeviceError;
 /// The oldest CUDA version whose driver compiles the committed PTX.
 pub const OLDEST_CUDA: (i32, i32) = (12, 4);
 
+/// The oldest compute capability that the committed PTX runs on.
+pub const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+
 /// What is known about a device before it is opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuInfo {
@@ -60,7 +63,7 @@ pub(super) fn check(
     })
 }
 
-/// The devices of this machine.
+/// The devices of this machine, in the driver's order; none where the driver finds none.
 ///
 /// # Errors
 /// [`DeviceError::NoDriver`], [`DeviceError::DriverTooOld`], or what the driver says.
@@ -69,20 +72,16 @@ pub fn probe() -> Result<Vec<GpuInfo>, DeviceError> {
     if !unsafe { sys::is_culib_present() } {
         return Err(DeviceError::NoDriver);
     }
-    // SAFETY: the library is there, and cuInit takes no pointer.
-    check("cuda", "cuInit", unsafe { sys::cuInit(0) })?;
     let mut version = 0;
-    // SAFETY: `version` outlives the call.
+    // SAFETY: the library is there, and `version` outlives the call, which needs no cuInit.
     check("cuda", "cuDriverGetVersion", unsafe {
         sys::cuDriverGetVersion(&mut version)
     })?;
-    let driver_cuda = (version / 1000, version % 1000 / 10);
-    if driver_cuda < OLDEST_CUDA {
-        let (found_major, found_minor) = driver_cuda;
-        return Err(DeviceError::DriverTooOld {
-            found_major,
-            found_minor,
-        });
+    let driver_cuda = new_enough(version)?;
+    // SAFETY: the library is there, and cuInit takes no pointer.
+    let status = unsafe { sys::cuInit(0) };
+    if !finds_devices(status)? {
+        return Ok(Vec::new());
     }
     let mut count = 0;
     // SAFETY: `count` outlives the call.
@@ -92,6 +91,51 @@ pub fn probe() -> Result<Vec<GpuInfo>, DeviceError> {
     (0..count)
         .map(|ordinal| describe(ordinal, driver_cuda))
         .collect()
+}
+
+/// The CUDA version of a driver from the number it tells, 1000 · major + 10 · minor.
+fn new_enough(version: i32) -> Result<(i32, i32), DeviceError> {
+    let found = (version / 1000, version % 1000 / 10);
+    match found >= OLDEST_CUDA {
+        true => Ok(found),
+        false => Err(DeviceError::DriverTooOld {
+            found_major: found.0,
+            found_minor: found.1,
+        }),
+    }
+}
+
+/// Whether a driver that has answered its initialisation has any device; having none is no fault.
+fn finds_devices(status: sys::CUresult) -> Result<bool, DeviceError> {
+    match status {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => Ok(false),
+        status => check("cuda", "cuInit", status).map(|()| true),
+    }
+}
+
+/// The device of this number, where it can compute.
+///
+/// # Errors
+/// [`DeviceError::NoDevice`]; [`DeviceError::Architecture`].
+pub fn select(devices: &[GpuInfo], ordinal: usize) -> Result<&GpuInfo, DeviceError> {
+    let found = devices.len();
+    let info = devices.get(ordinal).ok_or(DeviceError::NoDevice {
+        wanted: ordinal,
+        found,
+    })?;
+    info.check_capability().map(|()| info)
+}
+
+/// The number of the first device that can compute.
+///
+/// # Errors
+/// [`DeviceError::NoDevice`] where there is none at all; else why the first one cannot.
+pub fn first_usable(devices: &[GpuInfo]) -> Result<usize, DeviceError> {
+    let mut usable = devices.iter().filter(|d| d.check_capability().is_ok());
+    match usable.next() {
+        Some(info) => Ok(info.ordinal),
+        None => select(devices, 0).map(|info| info.ordinal),
+    }
 }
 
 fn describe(ordinal: i32, driver_cuda: (i32, i32)) -> Result<GpuInfo, DeviceError> {
@@ -138,10 +182,44 @@ fn describe(ordinal: i32, driver_cuda: (i32, i32)) -> Result<GpuInfo, DeviceErro
 }
 
 impl GpuInfo {
+    /// Checks that the kernels run on the device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Architecture`].
+    pub fn check_capability(&self) -> Result<(), DeviceError> {
+        if self.capability >= OLDEST_CAPABILITY {
+            return Ok(());
+        }
+        let (found_major, found_minor) = self.capability;
+        Err(DeviceError::Architecture {
+            device: format!("cuda:{} ({})", self.ordinal, self.name),
+            found_major,
+            found_minor,
+        })
+    }
+
     /// The f32 operations a second of 128 lanes a multiprocessor at the highest clock.
     pub fn fma_peak(&self) -> f64 {
         f64::from(self.multiprocessors) * 128.0 * 2.0 * self.clock_hz
     }
+}
+
+/// `cuEventElapsedTime`.
+// SAFETY: only the type of the driver's own function; each call of it has a proof of its own.
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+
+/// The driver's function under its first name: the second one is younger than [`OLDEST_CUDA`], and the
+/// bindings panic where a driver lacks a function.
+fn elapsed_time(device: &str) -> Result<ElapsedTime, DeviceError> {
+    // SAFETY: the driver is loaded, since a device is open; under this name it has had this signature
+    // in every version.
+    let found = unsafe { sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0") };
+    let function = found.map_err(|error| DeviceError::Driver {
+        device: device.to_owned(),
+        call: "cuEventElapsedTime",
+        text: error.to_string(),
+    })?;
+    Ok(*function)
 }
 
 impl Device {
@@ -150,24 +228,7 @@ impl Device {
     /// # Errors
     /// As [`probe`]; no such device; a device that is too old for the kernels.
     pub fn open(ordinal: usize) -> Result<Arc<Device>, DeviceError> {
-        let devices = probe()?;
-        let found = devices.len();
-        let info = devices
-            .into_iter()
-            .nth(ordinal)
-            .ok_or(DeviceError::NoDevice {
-                wanted: ordinal,
-                found,
-            })?;
-        if info.capability < (8, 0) {
-            let (found_major, found_minor) = info.capability;
-            let device = format!("cuda:{ordinal} ({})", info.name);
-            return Err(DeviceError::Architecture {
-                device,
-                found_major,
-                found_minor,
-            });
-        }
+        let info = select(&probe()?, ordinal)?.clone();
         let label = format!("cuda:{ordinal}");
         let mut device = 0;
         // SAFETY: `device` outlives the call, and the ordinal was counted above.
@@ -216,6 +277,11 @@ impl Device {
         self.stream
     }
 
+    /// The stream as a number; no other stream has it while this device is open.
+    pub(super) fn stream_id(&self) -> u64 {
+        self.stream as u64
+    }
+
     /// Makes the context current on this thread.
     ///
     /// # Errors
@@ -233,7 +299,11 @@ impl Device {
         call: &'static str,
         status: sys::CUresult,
     ) -> Result<(), DeviceError> {
-        check(&self.label(), call, status)
+        // The label is only made for a fault: a step asks this for each of its calls.
+        match status {
+            sys::CUresult::CUDA_SUCCESS => Ok(()),
+            fault => check(&self.label(), call, fault),
+        }
     }
 
     /// Waits for everything issued so far.
@@ -267,8 +337,9 @@ impl Device {
         let status = unsafe { sys::cuEventSynchronize(events.0[1]) };
         self.check("cuEventSynchronize", status)?;
         let mut ms = 0.0;
+        let elapsed = elapsed_time(&self.label())?;
         // SAFETY: both events are recorded and done, and `ms` outlives the call.
-        let status = unsafe { sys::cuEventElapsedTime_v2(&mut ms, events.0[0], events.0[1]) };
+        let status = unsafe { elapsed(&mut ms, events.0[0], events.0[1]) };
         self.check("cuEventElapsedTime", status).map(|()| ms)
     }
 
@@ -317,6 +388,93 @@ impl Drop for Events {
         for event in self.0.into_iter().filter(|e| !e.is_null()) {
             // SAFETY: the event was created above and its time has been read.
             let _ = unsafe { sys::cuEventDestroy_v2(event) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(ordinal: usize, capability: (i32, i32)) -> GpuInfo {
+        GpuInfo {
+            ordinal,
+            name: "Some GPU".into(),
+            capability,
+            total_bytes: 1 << 34,
+            multiprocessors: 10,
+            shared_bytes_per_block: 1 << 16,
+            clock_hz: 1e9,
+            driver_cuda: (12, 4),
+        }
+    }
+
+    #[test]
+    fn a_driver_that_is_too_old_is_refused_by_its_version() {
+        assert_eq!(new_enough(12_040), Ok((12, 4)));
+        assert_eq!(new_enough(13_000), Ok((13, 0)));
+        assert_eq!(
+            new_enough(12_030),
+            Err(DeviceError::DriverTooOld {
+                found_major: 12,
+                found_minor: 3
+            })
+        );
+    }
+
+    #[test]
+    fn a_driver_without_devices_is_no_fault() {
+        assert_eq!(finds_devices(sys::CUresult::CUDA_SUCCESS), Ok(true));
+        assert_eq!(
+            finds_devices(sys::CUresult::CUDA_ERROR_NO_DEVICE),
+            Ok(false)
+        );
+    }
+
+    #[test]
+    fn a_device_is_selected_where_it_exists_and_can_compute() {
+        let devices = [gpu(0, (7, 5)), gpu(1, (8, 0)), gpu(2, (9, 0))];
+        assert_eq!(select(&devices, 1), Ok(&devices[1]));
+        let (wanted, found) = (3, 3);
+        assert_eq!(
+            select(&devices, 3),
+            Err(DeviceError::NoDevice { wanted, found })
+        );
+        assert_eq!(
+            select(&devices, 0),
+            Err(DeviceError::Architecture {
+                device: "cuda:0 (Some GPU)".into(),
+                found_major: 7,
+                found_minor: 5
+            })
+        );
+    }
+
+    #[test]
+    fn the_first_device_that_can_compute_is_found_behind_older_ones() {
+        assert_eq!(first_usable(&[gpu(0, (7, 0)), gpu(1, (9, 0))]), Ok(1));
+        let (wanted, found) = (0, 0);
+        assert_eq!(
+            first_usable(&[]),
+            Err(DeviceError::NoDevice { wanted, found })
+        );
+        assert!(matches!(
+            first_usable(&[gpu(0, (6, 1))]),
+            Err(DeviceError::Architecture { .. })
+        ));
+    }
+
+    #[test]
+    fn without_a_driver_the_probe_says_so_and_with_one_it_answers() {
+        // SAFETY: only looks whether the library can be loaded.
+        match unsafe { sys::is_culib_present() } {
+            true => {
+                let refused = finds_devices(sys::CUresult::CUDA_ERROR_UNKNOWN);
+                let call = "cuInit";
+                assert!(matches!(refused, Err(DeviceError::Driver { call: c, .. }) if c == call));
+                probe().expect("a driver answers");
+            }
+            false => assert_eq!(probe(), Err(DeviceError::NoDriver)),
         }
     }
 }

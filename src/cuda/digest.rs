@@ -15,6 +15,8 @@ const CHUNK_THREADS: u32 = 128;
 const PARENT_THREADS: usize = 512;
 /// Bytes of a chaining value and of a digest.
 const VALUE_BYTES: usize = blake3::OUT_LEN;
+/// The kernels, in the order they are launched.
+pub const ENTRIES: [&str; 2] = ["digest_blake3_chunks", "digest_blake3_parents"];
 /// Every part of the workspace starts at a multiple of this.
 const PART_ALIGNMENT: usize = 256;
 
@@ -121,14 +123,14 @@ fn launches(regions: usize, (blocks, longest): (usize, usize), parts: &Parts) ->
     if regions > 0 {
         let args = vec![arena, table, values, digests, Arg::U32(regions as u32)];
         let size = (blocks, CHUNK_THREADS);
-        launches.push(launch("digest_blake3_chunks", size, args));
+        launches.push(launch(ENTRIES[0], size, args));
     }
     if longest > 1 {
         // The first level of the longest region has half as many merges as the region has values.
         let threads = (longest / 2).next_multiple_of(32).min(PARENT_THREADS);
         let size = (regions, threads as u32);
         let args = vec![table, values, digests];
-        launches.push(launch("digest_blake3_parents", size, args));
+        launches.push(launch(ENTRIES[1], size, args));
     }
     launches
 }

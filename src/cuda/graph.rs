@@ -5,6 +5,7 @@
 //! arguments; a node that allocates or frees memory is refused.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -12,22 +13,71 @@ use cudarc::driver::sys;
 use super::arena::{CudaArena, Memory};
 use super::call::KernelLaunch;
 use super::device::Device;
+use super::identity::Identity;
 use super::launch::pack;
 use super::module::Modules;
-use crate::backend::ArenaId;
-use crate::error::{CaptureError, DeviceError};
+use super::products::Products;
+use crate::error::{CaptureError, DeviceError, GuardError};
+use crate::layout::PlacedCall;
 
 /// A captured, instantiated graph. It keeps arena and modules alive.
 pub struct CudaGraph {
     device: Arc<Device>,
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
-    pub(super) arena: ArenaId,
-    /// The providers pinned at capture.
-    pub(super) providers: blake3::Hash,
+    pub(super) identity: Identity,
+    pub(super) products: GraphProducts,
     pub(super) nodes: usize,
     _memory: Arc<Memory>,
     _modules: Arc<Modules>,
+}
+
+/// The products of a graph and what they were pinned to at capture.
+#[derive(Default)]
+pub(super) struct GraphProducts {
+    /// Sorted keys of the graph's own products.
+    pub keys: Vec<String>,
+    /// The hash over what those were pinned to.
+    pub own: Option<blake3::Hash>,
+    /// The hash over everything pinned when it was last known that the own ones have not changed.
+    pub seen: Cell<Option<blake3::Hash>>,
+}
+
+impl GraphProducts {
+    /// What is pinned now for the calls of a graph.
+    pub(super) fn of(products: &Products, calls: &[PlacedCall]) -> Self {
+        let mut keys: Vec<String> = calls.iter().map(Products::key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        GraphProducts {
+            own: Some(products.fingerprint_of(&keys)),
+            seen: Cell::new(Some(products.fingerprint())),
+            keys,
+        }
+    }
+
+    /// Checks that the graph's products are pinned to what they were at capture. What another graph
+    /// has pinned meanwhile does not count.
+    ///
+    /// # Errors
+    /// [`GuardError::Kernels`] with both hashes.
+    pub(super) fn check(&self, products: &Products) -> Result<(), GuardError> {
+        let (Some(own), now) = (self.own, products.fingerprint()) else {
+            return Ok(());
+        };
+        if self.seen.get() == Some(now) {
+            return Ok(());
+        }
+        let found = products.fingerprint_of(&self.keys);
+        if found != own {
+            return Err(GuardError::Kernels {
+                expected: own.to_hex().to_string(),
+                found: found.to_hex().to_string(),
+            });
+        }
+        self.seen.set(Some(now));
+        Ok(())
+    }
 }
 
 /// What a captured kernel node must be; `None` for a library's kernel, which has no recorded form.
@@ -39,9 +89,9 @@ pub(super) type Expected = Vec<Option<KernelLaunch>>;
 /// What `issue` fails with, memory nodes, a node that is not what was recorded, what the driver says.
 pub(super) fn capture(
     device: &Arc<Device>,
-    (modules, providers): (&Arc<Modules>, blake3::Hash),
+    (modules, products): (&Arc<Modules>, GraphProducts),
     arena: &CudaArena,
-    issue: impl FnOnce() -> Result<Expected, DeviceError>,
+    issue: impl FnOnce(&mut Capturing) -> Result<Expected, DeviceError>,
 ) -> Result<CudaGraph, CaptureError> {
     device.bind()?;
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -50,7 +100,15 @@ pub(super) fn capture(
     device.check("cuStreamBeginCapture", status)?;
     // A panic in between would leave the stream capturing; the guard ends it then too.
     let open = OpenCapture { device };
-    let issued = issue();
+    let mut capturing = Capturing {
+        device,
+        ends: Vec::new(),
+        waited_for: Vec::new(),
+    };
+    let issued = issue(&mut capturing).and_then(|expected| {
+        capturing.join()?;
+        Ok(expected)
+    });
     let graph = open.end();
     let graph = OwnedGraph {
         graph: graph?,
@@ -66,8 +124,12 @@ pub(super) fn capture(
         device: device.clone(),
         graph: graph.release(),
         exec,
-        arena: arena.id(),
-        providers,
+        identity: Identity {
+            arena: arena.id(),
+            modules: modules.id(),
+            stream: device.stream_id(),
+        },
+        products,
         nodes,
         _memory: arena.memory.clone(),
         _modules: modules.clone(),
@@ -76,6 +138,93 @@ pub(super) fn capture(
     let status = unsafe { sys::cuGraphUpload(captured.exec, device.stream()) };
     device.check("cuGraphUpload", status)?;
     Ok(captured)
+}
+
+/// Decides what each call of a capture waits for.
+pub(super) struct Capturing<'d> {
+    device: &'d Device,
+    /// The node with which each call ends; those it waits for if it issued nothing.
+    ends: Vec<Vec<sys::CUgraphNode>>,
+    /// Whether another call waits for it.
+    waited_for: Vec<bool>,
+}
+
+impl Capturing<'_> {
+    /// Makes the next call wait for earlier ones, by their numbers, and for nothing else.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn after(&mut self, calls: &[usize]) -> Result<(), DeviceError> {
+        let mut nodes = Vec::with_capacity(calls.len());
+        for &call in calls {
+            self.waited_for[call] = true;
+            nodes.extend(&self.ends[call]);
+        }
+        self.set(&mut nodes)
+    }
+
+    /// Notes where the call that was issued last ends.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn issued(&mut self) -> Result<(), DeviceError> {
+        let ends = self.current()?;
+        self.ends.push(ends);
+        self.waited_for.push(false);
+        Ok(())
+    }
+
+    /// Makes the capture's end wait for every call that no other waits for.
+    fn join(&self) -> Result<(), DeviceError> {
+        let calls = self.ends.iter().zip(&self.waited_for);
+        let open = calls.filter(|(_, waited)| !**waited);
+        let mut nodes: Vec<_> = open.flat_map(|(ends, _)| ends).copied().collect();
+        match nodes.is_empty() {
+            true => Ok(()),
+            false => self.set(&mut nodes),
+        }
+    }
+
+    fn set(&self, nodes: &mut [sys::CUgraphNode]) -> Result<(), DeviceError> {
+        let how = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES;
+        // SAFETY: the stream is capturing, the nodes are of its graph, and no edge data stands for
+        // edges of the default kind.
+        let status = unsafe {
+            sys::cuStreamUpdateCaptureDependencies_v2(
+                self.device.stream(),
+                nodes.as_mut_ptr(),
+                std::ptr::null(),
+                nodes.len(),
+                how as u32,
+            )
+        };
+        self.device
+            .check("cuStreamUpdateCaptureDependencies", status)
+    }
+
+    /// What the next node would wait for: the node that was captured last.
+    fn current(&self) -> Result<Vec<sys::CUgraphNode>, DeviceError> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut nodes, mut count) = (std::ptr::null(), 0);
+        // SAFETY: the pointers outlive the call; those that are null ask for nothing.
+        let found = unsafe {
+            sys::cuStreamGetCaptureInfo_v3(
+                self.device.stream(),
+                &mut status,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                &mut nodes,
+                std::ptr::null_mut(),
+                &mut count,
+            )
+        };
+        self.device.check("cuStreamGetCaptureInfo", found)?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the driver's list has `count` nodes and is valid until the next call on the stream.
+        Ok(unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec())
+    }
 }
 
 struct OpenCapture<'d> {
@@ -254,6 +403,17 @@ impl CudaGraph {
         // SAFETY: exec and stream live as long as `self`; the graph's arena is held by `_memory`.
         let status = unsafe { sys::cuGraphLaunch(self.exec, self.device.stream()) };
         self.device.check("cuGraphLaunch", status)
+    }
+
+    /// Milliseconds of `launches` runs back to back, by events. A run before them keeps the device busy
+    /// while they are queued, so that the host's part of a launch does not count.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn time(&self, launches: u32) -> Result<f32, DeviceError> {
+        self.launch()?;
+        let queue = || (0..launches).try_for_each(|_| self.launch());
+        self.device.time(queue)
     }
 
     /// Nodes of the graph.

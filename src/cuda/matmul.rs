@@ -11,6 +11,9 @@ use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
 /// Where the partial sums begin is a multiple of this many bytes of the workspace.
 const PARTIALS_ALIGNMENT: usize = 256;
 
+/// Floats that pad a row of shared memory whose terms are written transposed.
+const PAD_FLOATS: usize = 4;
+
 /// Threads of a block that folds whole products.
 const FOLD_THREADS: u32 = 256;
 
@@ -48,6 +51,15 @@ impl Tile {
         }
     }
 
+    /// Terms of a stage in dynamic shared memory; small tiles have theirs in static memory.
+    fn stage_terms(self, vectors: bool) -> usize {
+        match (self, vectors) {
+            (Tile::T128x128 | Tile::T128x64, true) => 32,
+            (Tile::T128x128 | Tile::T128x64, false) => 8,
+            _ => 0,
+        }
+    }
+
     /// Cycles a multiprocessor needs for one term of a tile: the multiply-adds, 128 a cycle, and what
     /// the loads from shared memory and the loop add to them.
     fn cycles(self) -> usize {
@@ -77,12 +89,22 @@ struct Work {
     n: usize,
     pieces: usize,
     vectors: bool,
+    /// How many of the two operands pass through registers on their way to shared memory, because their
+    /// terms are contiguous; each adds a pad to its rows there.
+    transposed: usize,
 }
 
 impl Work {
     fn tiles(&self, tile: Tile) -> usize {
         let [rows, columns] = tile.extents();
         self.m.div_ceil(rows) * self.n.div_ceil(columns)
+    }
+
+    /// Bytes of dynamic shared memory: two stages of both operands.
+    fn shared_bytes(&self, tile: Tile) -> usize {
+        let [rows, columns] = tile.extents();
+        let floats_of_term = rows + columns + self.transposed * PAD_FLOATS;
+        2 * tile.stage_terms(self.vectors) * floats_of_term * size_of::<f32>()
     }
 
     /// The tile with which the busiest multiprocessor is done first; the larger of two equals.
@@ -98,7 +120,8 @@ impl Work {
         // Operands that only 4-byte accesses reach are rare: they have kernels at both ends alone.
         let tiles = Tile::ALL
             .into_iter()
-            .filter(|tile| self.vectors || matches!(tile, Tile::T128x128 | Tile::T32x32));
+            .filter(|tile| self.vectors || matches!(tile, Tile::T128x128 | Tile::T32x32))
+            .filter(|tile| self.shared_bytes(*tile) <= device.shared_bytes_per_block as usize);
         tiles.min_by_key(cycles).unwrap_or(Tile::T32x32)
     }
 }
@@ -159,7 +182,7 @@ fn launch(entries: &Entries, work: &Work, tile: Tile, args: Vec<Arg>) -> KernelL
         entry: entries.get(tile, work.vectors),
         grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
         block: [tile.threads(), 1, 1],
-        shared_bytes: 0,
+        shared_bytes: u32::try_from(work.shared_bytes(tile)).unwrap_or(u32::MAX),
         args,
     }
 }
@@ -179,6 +202,7 @@ pub fn forward(op: &Matmul, call: &PlacedCall, device: &DeviceShape) -> CallLaun
         n: op.n_out,
         pieces: 1,
         vectors: by_vectors(x, op.n_in) && by_vectors(weight, op.n_in),
+        transposed: 2,
     };
     if op.rows == 0 || op.n_out == 0 {
         return CallLaunches::default();
@@ -206,6 +230,7 @@ pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape)
         n: op.n_in,
         pieces: 1,
         vectors: by_vectors(dy, op.n_out) && by_vectors(weight, op.n_in),
+        transposed: 1,
     };
     if op.rows == 0 || op.n_in == 0 {
         return CallLaunches::default();
@@ -239,6 +264,7 @@ pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShap
         n: op.n_in,
         pieces,
         vectors: by_vectors(dy, op.n_out) && by_vectors(x, op.n_in),
+        transposed: 0,
     };
     if op.n_out == 0 || op.n_in == 0 {
         return CallLaunches::default();

@@ -271,7 +271,7 @@ fn on_device(
     plan: &ProbeLaunch,
 ) -> Result<Vec<f32>, DeviceError> {
     let [a, b, c, d] = plan.regions;
-    let arena = CudaArena::zeroed(device, d.end(), [0; 3])?;
+    let arena = CudaArena::zeroed(device, d.end(), Default::default())?;
     arena.write(a, bytemuck::cast_slice(&tiles.words(&tiles.a)))?;
     arena.write(b, bytemuck::cast_slice(&tiles.words(&tiles.b)))?;
     arena.write(c, bytemuck::cast_slice(&tiles.c))?;

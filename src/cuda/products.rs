@@ -65,7 +65,34 @@ pub struct LibraryProduct {
 pub struct Products {
     pub choice: GemmChoice,
     pub lt: Option<Lt>,
-    pinned: Mutex<BTreeMap<String, Provider>>,
+    pinned: Mutex<Pinned>,
+}
+
+/// The table of pinned providers, and the hash over it, which changes when the table does.
+struct Pinned {
+    table: BTreeMap<String, Provider>,
+    fingerprint: blake3::Hash,
+}
+
+impl Pinned {
+    /// A hash over the providers of the keys that `covers` admits.
+    fn hash(&self, covers: impl Fn(&str) -> bool) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for (key, provider) in self.table.iter().filter(|(key, _)| covers(key)) {
+            hasher.update(key.as_bytes());
+            hasher.update(provider.describe().as_bytes());
+        }
+        hasher.finalize()
+    }
+}
+
+impl Default for Pinned {
+    fn default() -> Self {
+        Pinned {
+            table: BTreeMap::new(),
+            fingerprint: blake3::Hasher::new().finalize(),
+        }
+    }
 }
 
 impl Products {
@@ -78,7 +105,7 @@ impl Products {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Provider>> {
+    fn locked(&self) -> MutexGuard<'_, Pinned> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,22 +125,26 @@ impl Products {
 
     /// The provider pinned for a call.
     pub fn pinned(&self, call: &PlacedCall) -> Option<Provider> {
-        self.table().get(&Self::key(call)).cloned()
+        self.locked().table.get(&Self::key(call)).cloned()
     }
 
     /// Pins a provider for a call.
     pub fn pin(&self, call: &PlacedCall, provider: Provider) {
-        self.table().insert(Self::key(call), provider);
+        let mut pinned = self.locked();
+        pinned.table.insert(Self::key(call), provider);
+        pinned.fingerprint = pinned.hash(|_| true);
     }
 
-    /// A hash over everything pinned; part of a graph's identity.
+    /// A hash over everything pinned. It is kept up to date by [`Products::pin`], so asking for it costs
+    /// nothing.
     pub fn fingerprint(&self) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new();
-        for (key, provider) in self.table().iter() {
-            hasher.update(key.as_bytes());
-            hasher.update(provider.describe().as_bytes());
-        }
-        hasher.finalize()
+        self.locked().fingerprint
+    }
+
+    /// A hash over what is pinned for some calls, by their sorted keys; part of a graph's identity.
+    pub fn fingerprint_of(&self, keys: &[String]) -> blake3::Hash {
+        let covered = |key: &str| keys.binary_search_by(|k| k.as_str().cmp(key)).is_ok();
+        self.locked().hash(covered)
     }
 }
 
@@ -186,5 +217,62 @@ fn plain([m, n, k]: [usize; 3], [lda, ldb, ldd]: [usize; 3]) -> LtShape {
         bias: false,
         batch: 1,
         strides: [0; 3],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::matmul::Matmul;
+    use crate::op::{OpCall, Slot};
+
+    fn product(rows: usize) -> PlacedCall {
+        let region = Region {
+            offset: 0,
+            bytes: 0,
+        };
+        PlacedCall {
+            call: OpCall {
+                op: Matmul {
+                    math: crate::shape::Math::F32,
+                    rows,
+                    n_in: 4,
+                    n_out: 4,
+                    bias: false,
+                }
+                .into(),
+                reads: vec![Slot(0), Slot(1)],
+                writes: vec![Slot(2)],
+            },
+            reads: vec![region; 2],
+            writes: vec![region],
+        }
+    }
+
+    #[test]
+    fn the_fingerprint_follows_what_is_pinned() {
+        let products = Products::new(GemmChoice::Auto, None);
+        let other = Products::new(GemmChoice::Auto, None);
+        let [none, one] = [0, 1].map(|rows| {
+            let before = products.fingerprint();
+            products.pin(&product(1 + rows), Provider::Own);
+            assert_ne!(products.fingerprint(), before, "{rows}");
+            before
+        });
+        assert_eq!(none, other.fingerprint());
+        other.pin(&product(1), Provider::Own);
+        assert_eq!(one, other.fingerprint());
+    }
+
+    #[test]
+    fn a_graph_depends_on_its_own_products_alone() {
+        let products = Products::new(GemmChoice::Auto, None);
+        products.pin(&product(1), Provider::Own);
+        let keys = [Products::key(&product(1)), Products::key(&product(2))];
+        let before = products.fingerprint_of(&keys);
+        products.pin(&product(3), Provider::Own);
+        assert_eq!(products.fingerprint_of(&keys), before);
+        products.pin(&product(2), Provider::Own);
+        assert_ne!(products.fingerprint_of(&keys), before);
     }
 }

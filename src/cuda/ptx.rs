@@ -1,4 +1,7 @@
 //! The committed PTX, by file stem. A test holds the list equal to the folder.
+//!
+//! A file has kernels for several sizes, of which a run needs one or two, and a driver compiles a whole
+//! file at once. So each kernel is handed to the driver alone, with what its file declares beside it.
 
 macro_rules! ptx {
     ($($stem:literal),+ $(,)?) => {
@@ -36,3 +39,105 @@ pub const PTX: &[(&str, &str)] = ptx![
     "swiglu_grad_f32",
     "tree_add_f32",
 ];
+
+/// What stands before a kernel's name, and what ends a kernel.
+const KERNEL: &str = "\n.visible .entry ";
+const END: &str = "\n}\n";
+
+/// The names of the kernels of a file, in its order.
+pub fn kernels(text: &str) -> impl Iterator<Item = &str> {
+    let parts = text.split(KERNEL).skip(1);
+    parts.map(|part| part.split('(').next().unwrap_or(part))
+}
+
+/// A file's text with the kernel `entry` and without its others; `None` where it has no such kernel.
+pub fn alone(text: &str, entry: &str) -> Option<String> {
+    let mut parts = text.split(KERNEL);
+    let mut kept = parts.next()?.to_owned();
+    let mut found = false;
+    for part in parts {
+        let end = part.find(END)? + END.len();
+        if part.split('(').next() == Some(entry) {
+            found = true;
+            kept += KERNEL;
+            kept += &part[..end];
+        }
+        // A newline was split off before each kernel.
+        kept += &part[end..];
+    }
+    found.then_some(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kernel_stands_alone_with_the_declarations_of_its_file() {
+        for (stem, text) in PTX {
+            let whole: Vec<&str> = kernels(text).collect();
+            assert!(!whole.is_empty(), "{stem}");
+            for &entry in &whole {
+                let alone = alone(text, entry).expect("a kernel of this file");
+                assert_eq!(kernels(&alone).collect::<Vec<_>>(), [entry]);
+                let declared = |text: &str| {
+                    let outside = text.lines().filter(|l| l.starts_with('.'));
+                    let declared = [".version", ".target", ".address", ".global", ".shared"];
+                    let kept = outside.filter(|l| declared.iter().any(|d| l.starts_with(d)));
+                    kept.map(str::to_owned).collect::<Vec<_>>()
+                };
+                assert_eq!(declared(&alone), declared(text), "{entry}");
+                let body = |text: &str| {
+                    let start = text.find(&format!("{KERNEL}{entry}(")).unwrap();
+                    let end = start + text[start..].find(END).unwrap();
+                    text[start..end].to_owned()
+                };
+                assert_eq!(body(&alone), body(text), "{entry}");
+            }
+            let bodies = whole.iter().map(|e| alone(text, e).unwrap().len());
+            // The kernels with the rest of their file once each are the file and the rest again.
+            let rest = text.len()
+                - whole
+                    .iter()
+                    .map(|e| text.len() - without(text, e).len())
+                    .sum::<usize>();
+            let total = bodies.sum::<usize>();
+            assert_eq!(total, text.len() + rest * (whole.len() - 1), "{stem}");
+        }
+    }
+
+    /// A file's text without one kernel.
+    fn without(text: &str, entry: &str) -> String {
+        let start = text.find(&format!("{KERNEL}{entry}(")).unwrap();
+        let end = start + text[start..].find(END).unwrap() + END.len();
+        format!("{}{}", &text[..start], &text[end..])
+    }
+
+    #[test]
+    fn kernels_share_no_variable_of_their_file() {
+        // Kernels that are loaded alone have a copy each of what their file declares: only what is never
+        // written may be used.
+        let mut declared = 0;
+        for (stem, text) in PTX {
+            let globals = text.lines().filter(|l| l.contains(".global .align"));
+            for line in globals {
+                let name = line.split('=').next().unwrap_or(line).trim_end();
+                let name = name.split_whitespace().next_back().unwrap_or(name);
+                let name = name.trim_end_matches(';').split('[').next().unwrap_or(name);
+                let word = |c: char| !(c.is_alphanumeric() || "_$".contains(c));
+                let uses = text.lines().filter(|l| l.split(word).any(|w| w == name));
+                for user in uses.filter(|l| !l.contains(".global .align")) {
+                    assert!(user.trim().starts_with("ld."), "{stem}: {user}");
+                }
+                declared += 1;
+            }
+        }
+        assert!(declared > 0);
+    }
+
+    #[test]
+    fn a_kernel_that_is_not_there_is_none() {
+        assert_eq!(alone(PTX[0].1, "nothing"), None);
+        assert_eq!(alone("", "nothing"), None);
+    }
+}

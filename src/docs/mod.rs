@@ -6,6 +6,9 @@ pub mod architecture {}
 #[doc = include_str!("contract.md")]
 pub mod contract {}
 
+#[doc = include_str!("cuda.md")]
+pub mod cuda {}
+
 #[doc = include_str!("goldens.md")]
 pub mod goldens {}
 

@@ -31,18 +31,28 @@ impl<B: Backend> Run<B> {
     /// # Errors
     /// Whatever in recipe, data, model folder or device does not fit.
     pub fn open(recipe: Recipe, backend: B) -> Result<Self, Error> {
+        let mut run = Run::allocate(recipe, backend)?;
+        run.load_parameters()?;
+        Ok(run)
+    }
+
+    /// The first half of [`Run::open`]: plans, opens the data and allocates, with every parameter zero.
+    ///
+    /// # Errors
+    /// Whatever in recipe, data or device does not fit.
+    pub fn allocate(recipe: Recipe, backend: B) -> Result<Self, Error> {
         let plan = Arc::new(plan_of(&recipe)?);
+        Run::open_planned(recipe, plan, backend)
+    }
+
+    /// As [`Run::open`], with the recipe's plan made before.
+    ///
+    /// # Errors
+    /// As [`Run::open`].
+    pub fn open_planned(recipe: Recipe, plan: Arc<Plan>, backend: B) -> Result<Self, Error> {
         let loader = DataLoader::open(&data_config(&recipe)?)?;
         let hyper = hyper_of(&recipe);
-        let mut trainer = Trainer::new(backend, plan, hyper, recipe.warmup_steps)?;
-        match recipe.model_folder() {
-            None => match trainer.load(&FreshInit { seed: recipe.seed }) {
-                Ok(()) => {}
-                Err(LoadError::Source(never)) => match never {},
-                Err(LoadError::Step(error)) => return Err(error.into()),
-            },
-            Some(folder) => load_folder(&mut trainer, &ModelFolder::open(&folder)?)?,
-        }
+        let trainer = Trainer::new(backend, plan, hyper, recipe.warmup_steps)?;
         let schedule = schedule_of(&recipe);
         Ok(Run {
             recipe,
@@ -50,6 +60,36 @@ impl<B: Backend> Run<B> {
             loader,
             schedule,
         })
+    }
+
+    /// The second half of [`Run::open`]: loads or draws the parameters.
+    ///
+    /// # Errors
+    /// Whatever in the model folder does not fit; a device fault.
+    pub fn load_parameters(&mut self) -> Result<(), Error> {
+        let seed = self.recipe.seed;
+        match self.recipe.model_folder() {
+            None => match self.trainer.load(&FreshInit { seed }) {
+                Ok(()) => Ok(()),
+                Err(LoadError::Source(never)) => match never {},
+                Err(LoadError::Step(error)) => Err(error.into()),
+            },
+            Some(folder) => load_folder(&mut self.trainer, &ModelFolder::open(&folder)?),
+        }
+    }
+
+    /// The root over the parameters after a step for which the recipe asks for it, `digest.every`.
+    ///
+    /// # Errors
+    /// As [`Session::root`](super::session::Session::root).
+    pub fn root_after(&mut self, report: &StepReport) -> Result<Option<blake3::Hash>, Error> {
+        let taken = report.step + 1;
+        match self.recipe.digest.every {
+            Some(every) if taken.is_multiple_of(every) => {
+                Ok(Some(self.trainer.session_mut().root()?))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// The next step of the run: its batch and its learning rate follow from the steps taken.

@@ -295,12 +295,16 @@ impl<B: Backend> Session<B> {
         })
     }
 
-    /// The digest of every parameter, in parameter order.
+    /// The digest of every parameter, in parameter order; a replaying session launches the graph that
+    /// was captured for it.
     ///
     /// # Errors
-    /// A device fault.
-    pub fn param_digests(&mut self) -> Result<Vec<blake3::Hash>, DeviceError> {
-        self.core_mut().param_digests()
+    /// A device fault; while replaying, a graph that is not one of these parameters any more.
+    pub fn param_digests(&mut self) -> Result<Vec<blake3::Hash>, StepError> {
+        match self {
+            Session::Replaying(engine) => engine.param_digests(),
+            eager => Ok(eager.core_mut().param_digests()?),
+        }
     }
 
     /// The digests of any slots.
@@ -314,8 +318,8 @@ impl<B: Backend> Session<B> {
     /// The root over all parameters.
     ///
     /// # Errors
-    /// A device fault.
-    pub fn root(&mut self) -> Result<blake3::Hash, DeviceError> {
+    /// As [`Session::param_digests`].
+    pub fn root(&mut self) -> Result<blake3::Hash, StepError> {
         Ok(root(&self.param_digests()?))
     }
 

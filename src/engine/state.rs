@@ -16,6 +16,7 @@ use std::sync::Arc;
 use super::guard::{Admitted, Facts, Guard};
 use super::hyper::Hyper;
 use super::prove::prove_equal;
+use super::root::RootGraph;
 use super::step::{Core, Evaluation, Observe, Progress, StepReport};
 use crate::backend::{Backend, Execution};
 use crate::data::Batch;
@@ -58,6 +59,7 @@ pub struct Captured<B: Backend> {
 pub struct Replaying<B: Backend> {
     graphs: Graphs<B>,
     guard: Guard,
+    root: RootGraph<B>,
 }
 
 pub(super) struct Graphs<B: Backend> {
@@ -240,7 +242,7 @@ impl<B: Backend> Engine<B, Recorded> {
 
 impl<B: Backend> Engine<B, Captured<B>> {
     /// Proves the graphs on a batch: an eager step and a replay from the same bits must give the same
-    /// bits. Whatever the outcome, the arena is back at the bits before the proof.
+    /// bits. Then the digest of the parameters is captured as a graph of its own. Whatever the outcome, the arena is back at the bits before the proof.
     ///
     /// # Errors
     /// The first tensor that differs, a proof step that was dropped, or a device fault.
@@ -249,9 +251,10 @@ impl<B: Backend> Engine<B, Captured<B>> {
         batch: &Batch,
         hyper: &Hyper,
     ) -> Transition<B, Captured<B>, Replaying<B>> {
-        match prove_equal(&mut self.core, &mut self.state.graphs, batch, hyper) {
+        let proven = prove_equal(&mut self.core, &mut self.state.graphs, batch, hyper);
+        match proven.and_then(|()| RootGraph::capture(&mut self.core)) {
             Err(reason) => self.refuse(reason),
-            Ok(()) => {
+            Ok(root) => {
                 let core = self.core;
                 let arena = core.backend.arena_id(&core.arena);
                 let layout = &core.plan.layout;
@@ -259,6 +262,7 @@ impl<B: Backend> Engine<B, Captured<B>> {
                 let state = Replaying {
                     graphs: self.state.graphs,
                     guard: Guard::new(facts),
+                    root,
                 };
                 Ok(Engine { core, state })
             }
@@ -292,6 +296,14 @@ impl<B: Backend> Engine<B, Replaying<B>> {
         core.write_inputs(batch, scalars)?;
         core.replay(&mut state.graphs.evaluate, admitted)?;
         Ok(core.evaluation(batch)?)
+    }
+
+    /// The digest of every parameter, in parameter order, by its captured graph.
+    ///
+    /// # Errors
+    /// A graph that is not one of these parameters any more; a device fault.
+    pub fn param_digests(&mut self) -> Result<Vec<blake3::Hash>, StepError> {
+        self.state.root.digests(&mut self.core)
     }
 
     /// Gives up the graphs; warm-up starts again, the weights stay.

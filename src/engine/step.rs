@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::guard::Admitted;
 use super::hyper::Hyper;
+use super::inputs::InputImage;
 use super::snapshot::Snapshot;
 use crate::backend::Backend;
 use crate::data::Batch;
 use crate::error::{DeviceError, GuardError, StepError};
-use crate::layout::PlacedCall;
+use crate::layout::{PlacedCall, Region};
 use crate::manifest::Manifest;
 use crate::op::step_values::{Dropped, LossScale, ReportWords, StepScalars};
 use crate::op::{OpCall, Slot};
@@ -81,6 +82,7 @@ pub struct Core<B: Backend> {
     pub(super) plan: Arc<Plan>,
     pub(super) manifest: Manifest,
     pub(super) arena: B::Arena,
+    inputs: InputImage,
     pub(super) step_calls: Vec<PlacedCall>,
     pub(super) evaluate_calls: Vec<PlacedCall>,
     pub(super) progress: Progress,
@@ -104,6 +106,7 @@ impl<B: Backend> Core<B> {
         }
         Ok(Core {
             manifest: plan.manifest(),
+            inputs: InputImage::of(&plan.layout, input_slots(&plan)),
             step_calls,
             evaluate_calls,
             progress: Progress::default(),
@@ -169,19 +172,12 @@ impl<B: Backend> Core<B> {
         batch: &Batch,
         scalars: StepScalars,
     ) -> Result<(), DeviceError> {
-        let inputs = &self.plan.inputs;
-        let writes: [(Slot, &[u8]); 4] = [
-            (inputs.ids, bytemuck::cast_slice(&batch.input_ids)),
-            (inputs.targets, bytemuck::cast_slice(&batch.targets)),
-            (inputs.weights, bytemuck::cast_slice(&batch.weights)),
-            (inputs.scalars, bytemuck::bytes_of(&scalars)),
-        ];
-        let regions = writes.map(|(slot, bytes)| (self.plan.layout.region(slot), bytes));
-        for (region, bytes) in regions {
-            let written = self.backend.write(&mut self.arena, region, bytes);
-            self.guarded(written)?;
-        }
-        Ok(())
+        self.inputs.set(batch, &scalars)?;
+        let mut stretches = self.inputs.stretches();
+        let written = stretches
+            .try_for_each(|(region, bytes)| self.backend.write(&mut self.arena, region, bytes));
+        drop(stretches);
+        self.guarded(written)
     }
 
     /// Runs a program call by call; returns the calls it issued.
@@ -294,9 +290,22 @@ impl<B: Backend> Core<B> {
     /// The digests of any slots.
     pub(super) fn digests(&mut self, slots: &[Slot]) -> Result<Vec<blake3::Hash>, DeviceError> {
         let regions: Vec<_> = slots.iter().map(|&s| self.plan.layout.region(s)).collect();
-        let digests = self.backend.digest(&self.arena, &regions);
+        self.digest_regions(&regions)
+    }
+
+    /// The digests of any regions.
+    pub(super) fn digest_regions(
+        &mut self,
+        regions: &[Region],
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        let digests = self.backend.digest(&self.arena, regions);
         self.guarded(digests)
     }
+}
+
+fn input_slots(plan: &Plan) -> [Slot; 4] {
+    let inputs = &plan.inputs;
+    [inputs.ids, inputs.targets, inputs.weights, inputs.scalars]
 }
 
 /// The root over parameters: BLAKE3 of their digests in parameter order.

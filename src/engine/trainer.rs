@@ -108,6 +108,25 @@ impl<B: Backend> Trainer<B> {
         self.session_mut().step_observed(batch, &hyper, observer)
     }
 
+    /// Takes the next transition towards replay (record, capture, proof) when warm-up is over, and gives
+    /// the name of the state the trainer is in then. [`Trainer::step`] does so by itself; a caller that
+    /// wants to know what each of them costs calls this until it says `replaying`.
+    ///
+    /// # Errors
+    /// A batch that does not fit; as [`Session::advance`].
+    pub fn advance(&mut self, batch: &Batch) -> Result<&'static str, StepError> {
+        let hyper = self.hyper;
+        self.session_mut().check(batch, &hyper)?;
+        if self.warmed_up()
+            && let Some(session) = self.session.take()
+        {
+            let (session, outcome) = session.advance(batch, &hyper);
+            self.session = Some(session);
+            outcome?;
+        }
+        Ok(self.session().state_name())
+    }
+
     /// The loss of a batch; changes nothing that survives a step.
     ///
     /// # Errors

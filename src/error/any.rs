@@ -43,6 +43,7 @@ impl Error {
                 DeviceError::ThreadPool { .. }
                 | DeviceError::UnknownSimdPath { .. }
                 | DeviceError::UnknownGemm { .. }
+                | DeviceError::DevicePair { .. }
                 | DeviceError::UnknownDevice { .. },
             ) => ExitCode::Usage,
             Error::Device(_) | Error::Capture(_) => ExitCode::Device,

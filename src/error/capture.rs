@@ -59,6 +59,13 @@ pub enum CaptureError {
         expected: String,
         found: String,
     },
+    /// The captured digest of a parameter is not the digest of its bytes.
+    #[error("the captured digest of tensor {tensor} is {found}, expected {expected}")]
+    Digest {
+        tensor: String,
+        expected: String,
+        found: String,
+    },
     /// The proof step was dropped, so equal weights would prove nothing.
     #[error("the proof step was dropped ({reason}); a proof needs a step that is applied")]
     ProofStepDropped { reason: String },

@@ -22,6 +22,11 @@ pub enum DeviceError {
     /// No device has a name of this form.
     #[error("unknown device {found:?}: expected auto, cpu or cuda:N")]
     UnknownDevice { found: String },
+    /// The text of a pair of devices is not what `--devices` takes.
+    #[error(
+        "devices {found:?}: expected two of cpu, cpu:scalar, cpu:avx2, cpu:avx512 and cuda:N with a comma between them, such as cpu,cuda:0"
+    )]
+    DevicePair { found: String },
     /// No choice of providers of matrix products has this name.
     #[error("unknown choice of matrix products {found:?}: expected own or auto")]
     UnknownGemm { found: String },
@@ -99,6 +104,29 @@ pub enum DeviceError {
         needed_bytes: usize,
         free_bytes: usize,
         total_bytes: usize,
+    },
+    /// A plan needs more memory than the device has free.
+    #[error(
+        "the plan needs {needed_bytes} bytes ({state_bytes} of parameters, gradients, moments and inputs, {local_bytes} of activations, {workspace_bytes} of workspace) and {device} has {free_bytes} of {total_bytes} free; lower {lower}"
+    )]
+    PlanTooLarge {
+        device: String,
+        needed_bytes: usize,
+        state_bytes: usize,
+        local_bytes: usize,
+        workspace_bytes: usize,
+        free_bytes: usize,
+        total_bytes: usize,
+        lower: &'static str,
+    },
+    /// A device's digests say that two tensors differ, and their bytes say that they do not.
+    #[error(
+        "the digests of {tensor} differ between {left} and {right} and its bytes do not: one of the devices computes wrong digests"
+    )]
+    Digest {
+        tensor: String,
+        left: String,
+        right: String,
     },
     /// No committed module holds a kernel of this name.
     #[error("no kernel is named {entry}; this build's ptx folder does not fit its code")]

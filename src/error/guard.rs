@@ -21,6 +21,18 @@ pub enum GuardError {
     /// The backend's kernels are not those of the capture.
     #[error("kernels: expected {expected}, found {found}")]
     Kernels { expected: String, found: String },
+    /// The loaded modules are not those of the capture.
+    #[error("the graph was captured with modules {expected}, found modules {found}")]
+    Modules { expected: u64, found: u64 },
+    /// The device's stream is not the one the graph was captured on.
+    #[error("the graph was captured on stream {expected:#x}, found stream {found:#x}")]
+    Stream { expected: u64, found: u64 },
+    /// The values of a step would be written elsewhere than the graph reads them.
+    #[error("scalar slot: expected {expected}, found {found}")]
+    ScalarSlot { expected: String, found: String },
+    /// A digest was captured over other bytes.
+    #[error("digested regions: expected {expected}, found {found}")]
+    DigestRegions { expected: String, found: String },
     /// A hyperparameter that is baked into the program was changed.
     #[error(
         "{name} is baked into the captured program as {expected}, found {found}; thaw the engine to change it"

@@ -40,6 +40,10 @@ pub struct Recipe {
     pub checkpoint: CheckpointSection,
     /// What the golden of this recipe covers.
     pub golden: GoldenSection,
+    /// When a run records the digest of its weights. Left out of the canonical text while it says
+    /// nothing, so that a recipe without it keeps its hash.
+    #[serde(default, skip_serializing_if = "DigestSection::is_absent")]
+    pub digest: DigestSection,
     /// What was read and from where; not part of the recipe's meaning.
     #[serde(skip)]
     pub(super) origin: Origin,
@@ -208,6 +212,21 @@ pub struct GoldenSection {
     pub steps: u64,
     /// First steps of which every call is traced; at most `steps`.
     pub trace_steps: u64,
+}
+
+/// `[digest]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DigestSection {
+    /// The root over all parameters is recorded after every so many steps; never when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<u64>,
+}
+
+impl DigestSection {
+    fn is_absent(&self) -> bool {
+        self.every.is_none()
+    }
 }
 
 impl Recipe {

@@ -43,7 +43,7 @@ impl KeySpec {
 }
 
 /// The sections, in the order the canonical text has them.
-pub(super) const SECTIONS: [&str; 7] = [
+pub(super) const SECTIONS: [&str; 8] = [
     "model",
     "data",
     "optimizer",
@@ -51,6 +51,7 @@ pub(super) const SECTIONS: [&str; 7] = [
     "precision",
     "checkpoint",
     "golden",
+    "digest",
 ];
 
 /// The domains this version offers.
@@ -88,7 +89,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 42] = {
+pub(super) const KEYS: [KeySpec; 43] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -159,6 +160,7 @@ pub(super) const KEYS: [KeySpec; 42] = {
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
         key("golden.steps", at_least(1), Integer(20)),
         key("golden.trace_steps", at_least(0), Integer(1)),
+        key("digest.every", at_least(1), Stays),
     ]
 };
 

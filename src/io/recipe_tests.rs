@@ -127,6 +127,23 @@ fn the_canonical_text_is_a_fixed_point_with_one_hash() {
 }
 
 #[test]
+fn a_digest_stands_in_the_text_only_where_it_is_asked_for() {
+    let plain = small();
+    let mut asked = small();
+    assert_eq!(plain.digest.every, None);
+    assert!(!plain.to_toml().expect("writes").contains("digest"));
+    asked.set("digest.every=5").expect("an integer");
+    assert_eq!(asked.digest.every, Some(5));
+    let text = asked.to_toml().expect("writes");
+    assert!(text.ends_with("[digest]\nevery = 5\n"), "{text}");
+    assert_eq!(read(&text).expect("its own text is right"), asked);
+    assert_ne!(plain.hash().ok(), asked.hash().ok());
+    assert!(asked.set("digest.every=0").is_err());
+    let empty = read(&format!("{SMALL}\n[digest]\n")).expect("right");
+    assert_eq!(empty.hash().ok(), plain.hash().ok());
+}
+
+#[test]
 fn overrides_take_effect_and_defaults_follow_them() {
     let mut recipe = small();
     recipe.set("optimizer.lr=3e-4").expect("a number");

@@ -1,8 +1,13 @@
 //! Standard normal numbers from Philox blocks, with the contract's own `log`, `sqrt` and `sin_cos`
 //! (Box and Muller, "A note on the generation of random normal deviates", 1958).
 
+use rayon::prelude::*;
+
 use super::elementary::{log, sin_cos};
 use super::philox::Philox;
+
+/// Elements that one thread draws at a time; a multiple of the four of a block.
+const CHUNK: usize = 1 << 14;
 
 /// 2^-32.
 const STEP: f32 = f32::from_bits((127 - 32) << 23);
@@ -27,10 +32,16 @@ pub fn normal4(block: [u32; 4]) -> [f32; 4] {
 }
 
 /// Fills `out` with normal numbers of mean 0 and standard deviation `std`: element i is number i mod 4 of
-/// block i / 4, so a longer slice begins as a shorter one does.
+/// block i / 4, so a longer slice begins as a shorter one does, and threads decide no bit.
 pub fn fill_normal(out: &mut [f32], philox: Philox, std: f32) {
-    for (index, quad) in out.chunks_mut(4).enumerate() {
-        let numbers = normal4(philox.block(index as u64));
+    let chunks = out.par_chunks_mut(CHUNK).enumerate();
+    chunks.for_each(|(chunk, out)| fill_from((chunk * (CHUNK / 4)) as u64, out, philox, std));
+}
+
+/// Fills `out` with the numbers from block `first` on.
+fn fill_from(first: u64, out: &mut [f32], philox: Philox, std: f32) {
+    for (index, quad) in (first..).zip(out.chunks_mut(4)) {
+        let numbers = normal4(philox.block(index));
         for (x, number) in quad.iter_mut().zip(numbers) {
             *x = number * std;
         }
@@ -63,6 +74,18 @@ mod tests {
         );
         numbers[999_999] = numbers[999_999].next_up();
         assert_ne!(digest(&numbers).as_str(), digest(&million(1.0)).as_str());
+    }
+
+    #[test]
+    fn chunks_drawn_by_many_threads_are_the_serial_order() {
+        let philox = Philox::new(5, Purpose::Init, 9);
+        for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 5, 7 * CHUNK + 3] {
+            let (mut serial, mut drawn) = (vec![0.0f32; length], vec![1.0f32; length]);
+            fill_from(0, &mut serial, philox, 0.02);
+            fill_normal(&mut drawn, philox, 0.02);
+            let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&drawn), bits(&serial), "{length}");
+        }
     }
 
     #[test]

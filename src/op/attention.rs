@@ -145,6 +145,13 @@ impl OpRule for AttentionDelta {
     }
 }
 
+/// Bytes of a gradient pass that writes `columns` of a row of `dqkv` and reads none of them.
+fn grad_bytes((shape, math): (&AttentionShape, Math), columns: usize) -> u64 {
+    let reads = grad_signature(shape, math, Access::Partial).reads;
+    let read: u64 = reads.iter().map(Operand::traffic).sum();
+    read + (shape.rows() * columns * math.storage().size()) as u64
+}
+
 fn grad_signature(shape: &AttentionShape, math: Math, access: Access) -> Signature {
     Signature {
         reads: vec![
@@ -184,6 +191,10 @@ impl OpRule for AttentionGradQuery {
     fn flops(&self) -> u64 {
         self.shape.flops(3)
     }
+
+    fn bytes(&self) -> u64 {
+        grad_bytes((&self.shape, self.math), self.shape.heads.query_columns())
+    }
 }
 
 /// The key and value columns of `dqkv`, for query heads of the group ascending and within a head for
@@ -211,5 +222,13 @@ impl OpRule for AttentionGradKeyValue {
 
     fn flops(&self) -> u64 {
         self.shape.flops(4)
+    }
+
+    fn bytes(&self) -> u64 {
+        let heads = self.shape.heads;
+        grad_bytes(
+            (&self.shape, self.math),
+            heads.columns() - heads.query_columns(),
+        )
     }
 }

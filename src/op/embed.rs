@@ -36,6 +36,12 @@ impl OpRule for Embed {
         }
     }
 
+    /// Of the table only the rows of the ids are read.
+    fn bytes(&self) -> u64 {
+        let rows = (self.rows * self.d_model * DType::F32.size()) as u64;
+        (self.rows * DType::I32.size()) as u64 + 2 * rows
+    }
+
     fn backward(&self, call: &OpCall, grads: &mut GradBuilder) -> Result<(), PlanError> {
         let table = call.reads[1];
         if !grads.is_trainable(table) {
@@ -85,5 +91,15 @@ impl OpRule for EmbedGrad {
                 self.store.access(),
             )],
         }
+    }
+
+    /// What is added touches only rows of ids that occur; as few as one row may.
+    fn bytes(&self) -> u64 {
+        let signature = self.signature();
+        let operands = match self.store {
+            Store::Assign => signature.reads.iter().chain(&signature.writes),
+            Store::Add => signature.reads.iter().chain(&[]),
+        };
+        operands.map(Operand::traffic).sum()
     }
 }

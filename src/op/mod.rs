@@ -107,6 +107,17 @@ impl Operand {
     }
 }
 
+impl Operand {
+    /// Bytes that are moved when every element is touched once in each way that the access names.
+    pub fn traffic(&self) -> u64 {
+        let once = (self.shape.elements() * self.dtype.size()) as u64;
+        match self.access {
+            Access::Read | Access::Write | Access::Partial => once,
+            Access::Update => 2 * once,
+        }
+    }
+}
+
 /// All operands of an op, in the order a call lists them: first `reads`, then `writes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
@@ -130,6 +141,14 @@ pub trait OpRule {
     /// Floating-point operations of one call, a multiply-add counted as two; 0 where bytes decide.
     fn flops(&self) -> u64 {
         0
+    }
+
+    /// Bytes that one call moves at least: each operand read once where it is read and written once
+    /// where it is written.
+    fn bytes(&self) -> u64 {
+        let signature = self.signature();
+        let operands = signature.reads.iter().chain(&signature.writes);
+        operands.map(Operand::traffic).sum()
     }
 
     /// Emits the calls that carry gradients from this call's outputs to its inputs.
@@ -232,5 +251,76 @@ fn write_attributes(f: &mut fmt::Formatter<'_>, value: &serde_json::Value) -> fm
             None => Err(fmt::Error),
         },
         other => write!(f, "{other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::num::tree::TokenSum;
+    use attention::{Attention, AttentionGradKeyValue, AttentionGradQuery, AttentionShape};
+
+    #[test]
+    fn bytes_count_every_operand_once_a_way_and_only_what_is_touched() {
+        let add = tree_add::TreeAdd { elements: 10 };
+        assert_eq!(add.bytes(), 3 * 40, "read right, read and write left");
+        let embed = embed::Embed {
+            rows: 3,
+            vocab_size: 1000,
+            d_model: 5,
+        };
+        assert_eq!(embed.bytes(), 3 * 4 + 2 * 3 * 5 * 4);
+        let grad = |store| embed::EmbedGrad {
+            vocab_size: 1000,
+            d_model: 5,
+            sum: TokenSum {
+                tokens: 3,
+                grain: 3,
+                piece: 3,
+            },
+            store,
+        };
+        assert_eq!(grad(Store::Add).bytes(), 12 + 60);
+        assert_eq!(grad(Store::Assign).bytes(), 12 + 60 + 20_000);
+        let heads = rope::Heads {
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim: 8,
+        };
+        let rope = rope::Rope {
+            math: Math::F32,
+            rows: 6,
+            seq_len: 3,
+            heads,
+        };
+        assert_eq!(rope.bytes(), 3 * 4 * 2 * 4 + 2 * 6 * 6 * 8 * 4);
+        let shape = AttentionShape {
+            batch: 2,
+            seq_len: 3,
+            heads,
+        };
+        let (rows, four) = (6, 4);
+        let forward = rows * (64 + 32 + 4) * four;
+        assert_eq!(
+            Attention {
+                shape,
+                math: Math::F32
+            }
+            .bytes(),
+            forward
+        );
+        let reads = rows * (64 + 32 + 4 + 4) * four;
+        let query = AttentionGradQuery {
+            shape,
+            math: Math::F32,
+        }
+        .bytes();
+        assert_eq!(query, reads + rows * 32 * four);
+        let key_value = AttentionGradKeyValue {
+            shape,
+            math: Math::F32,
+        }
+        .bytes();
+        assert_eq!(key_value, reads + rows * 32 * four);
     }
 }

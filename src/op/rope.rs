@@ -59,6 +59,12 @@ fn table(seq_len: usize, heads: &Heads) -> Operand {
     Operand::read("table", [seq_len, heads.head_dim / 2, 2], DType::F32)
 }
 
+/// Bytes of a rotation in place, which touches query and key columns only.
+fn rotation_bytes((rows, math): (usize, Math), seq_len: usize, heads: &Heads) -> u64 {
+    let rotated = rows * heads.rotated() * heads.head_dim * math.storage().size();
+    table(seq_len, heads).traffic() + 2 * rotated as u64
+}
+
 fn updated_qkv(name: &'static str, (rows, math): (usize, Math), heads: &Heads) -> Operand {
     Operand::store(
         name,
@@ -82,6 +88,10 @@ impl OpRule for Rope {
             reads: vec![table(self.seq_len, &self.heads)],
             writes: vec![updated_qkv("qkv", (self.rows, self.math), &self.heads)],
         }
+    }
+
+    fn bytes(&self) -> u64 {
+        rotation_bytes((self.rows, self.math), self.seq_len, &self.heads)
     }
 
     fn backward(&self, call: &OpCall, grads: &mut GradBuilder) -> Result<(), PlanError> {
@@ -122,6 +132,10 @@ impl OpRule for RopeGrad {
             reads: vec![table(self.seq_len, &self.heads)],
             writes: vec![updated_qkv("dqkv", (self.rows, self.math), &self.heads)],
         }
+    }
+
+    fn bytes(&self) -> u64 {
+        rotation_bytes((self.rows, self.math), self.seq_len, &self.heads)
     }
 }
 

@@ -20,6 +20,7 @@ use crate::program::{ProgramBuilder, SlotTable};
 use crate::shape::{DType, Math, Role, TensorSpec};
 
 mod head;
+pub mod memory;
 mod place;
 
 use head::HeadPlan;

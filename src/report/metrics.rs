@@ -48,6 +48,9 @@ pub struct MetricsLine {
     pub elapsed_s: f64,
     /// How the step ran.
     pub phase: Phase,
+    /// The root over all parameters after the step, where the recipe asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root: Option<String>,
 }
 
 /// When a step ran, by a clock that is not this module's to read.
@@ -77,7 +80,14 @@ impl MetricsLine {
             tokens_per_s: timing.tokens as f64 / timing.step_s.max(1e-9),
             elapsed_s: timing.elapsed_s,
             phase,
+            root: None,
         }
+    }
+
+    /// The line with the root over all parameters after its step, if there is one.
+    pub fn with_root(self, root: Option<blake3::Hash>) -> Self {
+        let root = root.map(|root| root.to_hex().to_string());
+        MetricsLine { root, ..self }
     }
 }
 
@@ -181,6 +191,15 @@ mod tests {
             text.contains(r#""applied":false,"dropped":["non_finite_loss"]"#),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_root_stands_at_the_end_of_its_line() {
+        let root = blake3::hash(b"weights");
+        let text = serde_json::to_string(&line(3, 1.5, Dropped::empty()).with_root(Some(root)));
+        let text = text.unwrap();
+        let end = format!(r#""phase":"replayed","root":"{}"}}"#, root.to_hex());
+        assert!(text.ends_with(&end), "{text}");
     }
 
     #[test]

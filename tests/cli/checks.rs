@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{Ran, bitstep};
+use crate::gpu;
 
 const RECIPE: &str = r#"
 name = "small"
@@ -375,6 +376,8 @@ fn bench_prints_one_line_of_json() {
     let said = bitstep(&[
         "bench",
         &case.path("small.toml"),
+        "--device",
+        "cpu",
         "--steps",
         "3",
         "--json",
@@ -388,7 +391,14 @@ fn bench_prints_one_line_of_json() {
         "eager_ms_p95",
         "tokens_per_s",
         "guard_us",
+        "guard_share",
         "digest_gb_per_s",
+        "digest_ms",
+        "bandwidth_bytes_per_s",
+        "roofline_ms",
+        "share_of_roofline",
+        "tflop_per_s",
+        "first_replay_ms",
     ] {
         assert!(line[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {line}");
     }
@@ -396,6 +406,69 @@ fn bench_prints_one_line_of_json() {
         line["profile"].as_array().is_some_and(|ops| ops.len() > 5),
         "{line}"
     );
+}
+
+#[test]
+fn bench_profiles_by_op_and_by_sizes_with_equal_sums() {
+    let case = Case::new();
+    let recipe = case.path("small.toml");
+    let said = bitstep(&[
+        "bench",
+        &recipe,
+        "--device",
+        "cpu",
+        "--steps",
+        "2",
+        "--json",
+        "--profile",
+    ]);
+    let line: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    let sum = |list: &str, key: &str| -> f64 {
+        let rows = line[list].as_array().expect("rows").iter();
+        rows.map(|row| row[key].as_f64().expect("a number")).sum()
+    };
+    for key in ["ms", "calls", "flop", "bytes", "limit_ms", "share"] {
+        let (ops, sizes) = (sum("profile", key), sum("profile_by_size", key));
+        assert!(
+            ops > 0.0 && (ops / sizes - 1.0).abs() < 1e-9,
+            "{key}: {line}"
+        );
+    }
+    assert!((sum("profile", "share") - 1.0).abs() < 1e-9, "{line}");
+    assert_eq!(line["flop_per_step"].as_f64(), Some(sum("profile", "flop")));
+    let (limit, rows) = (line["roofline_ms"].as_f64(), sum("profile", "limit_ms"));
+    assert!(
+        (limit.expect("a limit") / rows - 1.0).abs() < 1e-9,
+        "{line}"
+    );
+}
+
+#[test]
+fn bench_times_graph_and_ops_by_the_clock_of_a_gpu() {
+    if gpu::backend().is_none() {
+        return;
+    }
+    let case = Case::new();
+    let recipe = case.path("small.toml");
+    let said = bitstep(&[
+        "bench",
+        &recipe,
+        "--device",
+        "cuda:0",
+        "--steps",
+        "3",
+        "--json",
+        "--profile",
+    ]);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(said.out.lines().count(), 1, "{said:?}");
+    let line: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    for key in ["graph_ms_p50", "graph_nodes", "device_bytes", "roofline_ms"] {
+        assert!(line[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {line}");
+    }
+    let rows = line["profile"].as_array().expect("rows");
+    let timed = |row: &serde_json::Value| row["ms"].as_f64().is_some_and(|x| x > 0.0);
+    assert!(rows.len() > 5 && rows.iter().all(timed), "{line}");
 }
 
 #[test]

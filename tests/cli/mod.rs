@@ -1,6 +1,8 @@
 //! The built program, run as its users run it.
 
 mod checks;
+mod devices;
+mod scripts;
 mod train;
 
 use std::process::Command;

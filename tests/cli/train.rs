@@ -79,7 +79,9 @@ fn without_numbers(text: &str) -> String {
 fn a_run_leaves_recipe_manifest_metrics_and_a_model() {
     let (folder, recipe) = workplace();
     let out = path(&folder, "run");
-    let ran = bitstep(&["train", &recipe, "--out", &out, "--quiet"]);
+    let ran = bitstep(&[
+        "train", &recipe, "--out", &out, "--quiet", "--device", "cpu",
+    ]);
     assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
 
     let lines = metrics(&out);
@@ -94,6 +96,22 @@ fn a_run_leaves_recipe_manifest_metrics_and_a_model() {
         assert_eq!(line["phase"], if step < 3 { "eager" } else { "replayed" });
         assert_eq!(line["applied"], true);
     }
+
+    assert!(lines.iter().all(|line| line.get("root").is_none()));
+
+    // Roots that are asked for stand at their steps, eager and replayed, and change nothing.
+    let rooted = path(&folder, "rooted");
+    let every = ["--set", "digest.every=2", "--quiet"];
+    let args = [&["train", recipe.as_str(), "--out", &rooted][..], &every].concat();
+    let with_roots = bitstep(&args);
+    assert_eq!(with_roots.code, 0, "{}", with_roots.err);
+    let lines = metrics(&rooted);
+    for (step, line) in lines.iter().enumerate() {
+        assert_eq!(line.get("root").is_some(), step % 2 == 1, "step {step}");
+    }
+    let last = lines[9]["root"].as_str().expect("a root");
+    assert!(value(&with_roots.out, "root ").starts_with(last));
+    assert_eq!(value(&with_roots.out, "root "), value(&ran.out, "root "));
 
     // The kept recipe gives the same run.
     let kept = path(&folder, "run/recipe.toml");
@@ -401,7 +419,8 @@ fn inspect_shows_a_recipe_and_its_model_folder() {
 #[test]
 fn the_text_of_a_run() {
     let (_folder, recipe) = workplace();
-    let ran = bitstep(&["train", &recipe, "--threads", "1", "--simd", "scalar"]);
+    let cpu = ["--device", "cpu", "--threads", "1", "--simd", "scalar"];
+    let ran = bitstep(&[&["train", &recipe], &cpu[..]].concat());
     // The time is never the same, and answers after ten steps belong to no text.
     let changing = |line: &&str| line.starts_with("time ") || line.starts_with("  ");
     let lines: Vec<&str> = ran.out.lines().filter(|l| !changing(l)).collect();

@@ -3,10 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use bitstep::backend::{ArenaId, Backend, DeviceInfo, Execution};
+use bitstep::backend::{ArenaBytes, ArenaId, Backend, DeviceInfo, Execution};
 use bitstep::cpu::CpuBackend;
 use bitstep::cpu::arena::CpuArena;
-use bitstep::cpu::backend::CpuGraph;
+use bitstep::cpu::backend::{CpuDigest, CpuGraph};
 use bitstep::error::{CaptureError, DeviceError, GuardError};
 use bitstep::layout::{Layout, PlacedCall, Region};
 
@@ -15,16 +15,39 @@ use bitstep::layout::{Layout, PlacedCall, Region};
 pub struct Plans {
     /// The next eager launches that succeed; `None` for all.
     pub launches_left: Rc<Cell<Option<u32>>>,
+    /// The bit that eager launches flip.
+    pub flip: Rc<Cell<Option<Flip>>>,
+    /// Eager launches so far.
+    pub launches: Rc<Cell<u32>>,
+    /// Every digest is the digest of nothing.
+    pub digest_fails: Rc<Cell<bool>>,
     /// Graph launches fail.
     pub graph_fails: Rc<Cell<bool>>,
     /// After a graph launch, the byte at this offset is flipped.
     pub graph_flips: Rc<Cell<Option<usize>>>,
     /// Capture fails.
     pub capture_fails: Rc<Cell<bool>>,
+    /// Graph launches do nothing.
+    pub graph_idles: Rc<Cell<bool>>,
+    /// Bytes written by the host.
+    pub written: Rc<Cell<usize>>,
+    /// A captured digest gives that of other bytes.
+    pub digest_errs: Rc<Cell<bool>>,
+    /// A captured digest is not one of this arena any more.
+    pub digest_refused: Rc<Cell<bool>>,
     /// Kernels have changed since capture.
     pub kernels_changed: Rc<Cell<bool>>,
     /// What was called, in order.
     pub log: Rc<RefCell<Vec<&'static str>>>,
+}
+
+/// After an eager launch, the lowest bit of one byte of the arena is flipped.
+#[derive(Clone, Copy)]
+pub struct Flip {
+    /// Which launch, from 0.
+    pub launch: u32,
+    /// The byte's offset in the arena.
+    pub offset: usize,
 }
 
 pub struct Faulty {
@@ -43,6 +66,7 @@ fn fault() -> DeviceError {
 impl Backend for Faulty {
     type Arena = CpuArena;
     type Graph = CpuGraph;
+    type DigestGraph = CpuDigest;
 
     fn info(&self) -> DeviceInfo {
         self.cpu.info()
@@ -62,7 +86,13 @@ impl Backend for Faulty {
             Some(n) => self.plans.launches_left.set(Some(n - 1)),
             None => {}
         }
-        self.cpu.launch(arena, call)
+        self.cpu.launch(arena, call)?;
+        let launch = self.plans.launches.replace(self.plans.launches.get() + 1);
+        if let Some(flip) = self.plans.flip.get().filter(|f| f.launch == launch) {
+            let (offset, bytes) = (flip.offset, 1);
+            arena.bytes_mut(Region { offset, bytes })?[0] ^= 1;
+        }
+        Ok(())
     }
 
     fn capture(
@@ -92,6 +122,9 @@ impl Backend for Faulty {
         if self.plans.graph_fails.get() {
             return Err(fault());
         }
+        if self.plans.graph_idles.get() {
+            return Ok(());
+        }
         self.cpu.launch_graph(arena, graph)?;
         if let Some(offset) = self.plans.graph_flips.get() {
             let byte = arena.bytes_mut(Region { offset, bytes: 1 })?;
@@ -100,11 +133,22 @@ impl Backend for Faulty {
         Ok(())
     }
 
+    fn graph_nodes(&self, graph: &CpuGraph) -> usize {
+        self.cpu.graph_nodes(graph)
+    }
+
+    fn arena_bytes(&self, arena: &CpuArena) -> ArenaBytes {
+        self.cpu.arena_bytes(arena)
+    }
+
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {
         self.cpu.executions(calls)
     }
 
     fn write(&self, arena: &mut CpuArena, region: Region, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.plans
+            .written
+            .set(self.plans.written.get() + bytes.len());
         self.cpu.write(arena, region, bytes)
     }
 
@@ -117,6 +161,47 @@ impl Backend for Faulty {
         arena: &CpuArena,
         regions: &[Region],
     ) -> Result<Vec<blake3::Hash>, DeviceError> {
-        self.cpu.digest(arena, regions)
+        match self.plans.digest_fails.get() {
+            true => Ok(vec![blake3::hash(&[]); regions.len()]),
+            false => self.cpu.digest(arena, regions),
+        }
+    }
+
+    fn fill(&self, arena: &mut CpuArena, region: Region, byte: u8) -> Result<(), DeviceError> {
+        self.cpu.fill(arena, region, byte)
+    }
+
+    fn capture_digest(
+        &self,
+        arena: &mut CpuArena,
+        regions: &[Region],
+    ) -> Result<CpuDigest, CaptureError> {
+        self.plans.log.borrow_mut().push("capture_digest");
+        self.cpu.capture_digest(arena, regions)
+    }
+
+    fn check_digest(
+        &self,
+        arena: &CpuArena,
+        graph: &CpuDigest,
+        regions: &[Region],
+    ) -> Result<(), GuardError> {
+        match self.plans.digest_refused.get() {
+            true => self.cpu.check_digest(arena, graph, &regions[1..]),
+            false => self.cpu.check_digest(arena, graph, regions),
+        }
+    }
+
+    fn launch_digest(
+        &self,
+        arena: &mut CpuArena,
+        graph: &mut CpuDigest,
+    ) -> Result<Vec<blake3::Hash>, DeviceError> {
+        self.plans.log.borrow_mut().push("launch_digest");
+        let mut digests = self.cpu.launch_digest(arena, graph)?;
+        if self.plans.digest_errs.get() {
+            digests.rotate_left(1);
+        }
+        Ok(digests)
     }
 }

@@ -1,14 +1,17 @@
 //! The engine on a GPU: the same bits as on the CPU, replayed, proven and digested there.
 
+use bitstep::any_device::AnyDevice;
 use bitstep::backend::Backend;
 use bitstep::cuda::CudaBackend;
 use bitstep::cuda::products::GemmChoice;
 use bitstep::engine::init::FreshInit;
 use bitstep::engine::{Hyper, Session, Trainer};
-use bitstep::error::{CaptureError, DeviceError};
+use bitstep::error::{CaptureError, DeviceError, GuardError};
 use bitstep::layout::Region;
 use bitstep::model::Family;
+use bitstep::plan::memory::{MemoryNeed, Room};
 use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::common::*;
@@ -92,6 +95,120 @@ fn a_digest_on_the_device_is_that_of_its_bytes() {
 }
 
 #[test]
+fn a_captured_digest_is_that_of_the_bytes_and_guarded() {
+    let Some(cuda) = gpu::backend() else { return };
+    let plan = plan(PlanConfig::of(4, 16));
+    let mut arena = cuda.allocate(&plan.layout, &[]).unwrap();
+    let regions: Vec<Region> = plan
+        .params
+        .iter()
+        .map(|p| plan.layout.region(p.slot))
+        .collect();
+    let mut graph = cuda.capture_digest(&mut arena, &regions).unwrap();
+    for round in 0..3u8 {
+        let mut expected = Vec::new();
+        for (index, &region) in regions.iter().enumerate() {
+            let bytes: Vec<u8> = (0..region.bytes)
+                .map(|i| (i * 7 + index) as u8 ^ round)
+                .collect();
+            cuda.write(&mut arena, region, &bytes).unwrap();
+            expected.push(blake3::hash(&bytes));
+        }
+        assert_eq!(cuda.check_digest(&arena, &graph, &regions), Ok(()));
+        assert_eq!(cuda.digest(&arena, &regions).unwrap(), expected);
+        // Another digest has overwritten the workspace; the graph brings its own table.
+        cuda.digest(&arena, &regions[1..3]).unwrap();
+        assert_eq!(
+            cuda.launch_digest(&mut arena, &mut graph).unwrap(),
+            expected
+        );
+    }
+    let refused = cuda.check_digest(&arena, &graph, &regions[1..]);
+    assert!(matches!(refused, Err(GuardError::DigestRegions { .. })));
+    let other = cuda.allocate(&plan.layout, &[]).unwrap();
+    let refused = cuda.check_digest(&other, &graph, &regions);
+    assert!(matches!(refused, Err(GuardError::Arena { .. })));
+    let mut none = cuda.capture_digest(&mut arena, &[]).unwrap();
+    assert!(
+        cuda.launch_digest(&mut arena, &mut none)
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_graph_of_another_backend_is_refused_and_other_products_are_not() {
+    let Some(cuda) = gpu::open(GemmChoice::Auto) else {
+        return;
+    };
+    let other = gpu::backend().unwrap();
+    let plan = plan(PlanConfig::of(2, 6));
+    let calls = plan.layout.place(plan.calls(ProgramKind::Evaluate));
+    let mut arena = cuda.allocate(&plan.layout, &calls).unwrap();
+    let graph = cuda.capture(&mut arena, &calls).unwrap();
+    assert_eq!(cuda.check_graph(&arena, &graph), Ok(()));
+    let refused = other.check_graph(&arena, &graph);
+    assert!(matches!(refused, Err(GuardError::Modules { .. })));
+    // Products of another size that are admitted meanwhile do not concern the graph.
+    let larger = Arc::new(Plan::build(&model(Family::Llama, false), PlanConfig::of(3, 7)).unwrap());
+    let foreign = larger.layout.place(larger.calls(ProgramKind::Evaluate));
+    let mut second = cuda.allocate(&larger.layout, &foreign).unwrap();
+    for call in &foreign {
+        cuda.launch(&mut second, call).unwrap();
+    }
+    assert_eq!(cuda.check_graph(&arena, &graph), Ok(()));
+    // The graph's own products were not admitted at its capture: admitting them is a change.
+    for call in &calls {
+        cuda.launch(&mut arena, call).unwrap();
+    }
+    let checked = cuda.check_graph(&arena, &graph);
+    // Without the library nothing is admitted, and nothing has changed.
+    match cuda.info().description.contains("not found") {
+        true => assert_eq!(checked, Ok(())),
+        false => assert!(matches!(checked, Err(GuardError::Kernels { .. }))),
+    }
+}
+
+#[test]
+fn transfers_of_every_length_bring_the_bytes_and_a_fill_stays_inside() {
+    let Some(cuda) = gpu::backend() else { return };
+    // More than two halves of the pinned buffer, so that each is used again.
+    let plan = plan(PlanConfig::of(512, 64));
+    let mut arena = cuda.allocate(&plan.layout, &[]).unwrap();
+    for length in [
+        0,
+        1,
+        32,
+        (1 << 22) - 1,
+        1 << 22,
+        (1 << 22) + 1,
+        (5 << 22) + 3,
+    ] {
+        assert!(length + 7 <= plan.layout.arena_bytes(), "{length}");
+        let region = Region {
+            offset: 7,
+            bytes: length,
+        };
+        let bytes: Vec<u8> = (0..length).map(|i| (i * 13 + i / 255) as u8).collect();
+        cuda.write(&mut arena, region, &bytes).unwrap();
+        let mut found = vec![0; length];
+        cuda.read(&arena, region, &mut found).unwrap();
+        assert!(found == bytes, "{length}");
+    }
+    let region = |offset, bytes| Region { offset, bytes };
+    cuda.fill(&mut arena, region(0, 32), 0).unwrap();
+    cuda.fill(&mut arena, region(5, 0), 9).unwrap();
+    cuda.fill(&mut arena, region(7, 5), 0xff).unwrap();
+    let mut found = [1u8; 32];
+    cuda.read(&arena, region(0, 32), &mut found).unwrap();
+    for (i, byte) in found.into_iter().enumerate() {
+        assert_eq!(byte, if (7..12).contains(&i) { 0xff } else { 0 });
+    }
+    let refused = cuda.fill(&mut arena, region(1 << 50, 4), 0);
+    assert!(matches!(refused, Err(DeviceError::OutOfArena { .. })));
+}
+
+#[test]
 fn a_failed_capture_leaves_the_stream_usable() {
     let Some(cuda) = gpu::backend() else { return };
     let plan = plan(PlanConfig::of(2, 6));
@@ -151,4 +268,55 @@ fn an_arena_larger_than_the_device_is_refused_with_the_numbers() {
         panic!("expected a refusal, found {refused:?}");
     };
     assert!(needed_bytes > free_bytes);
+}
+
+#[test]
+fn an_arena_of_another_kind_of_device_is_refused() {
+    let Some(cuda) = gpu::backend() else { return };
+    let plan = plan(PlanConfig::of(2, 6));
+    let on_cpu = AnyDevice::Cpu(cpu(1));
+    let on_gpu = AnyDevice::Cuda(Rc::new(cuda));
+    let arena = on_gpu.allocate(&plan.layout, &[]).unwrap();
+    let (offset, bytes) = (0, 1);
+    let refused = on_cpu.read(&arena, Region { offset, bytes }, &mut [0]);
+    assert!(
+        matches!(refused, Err(DeviceError::Unavailable { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn the_memory_told_before_a_run_is_what_it_allocates() {
+    for choice in [GemmChoice::Own, GemmChoice::Auto] {
+        let Some(cuda) = gpu::open(choice) else {
+            return;
+        };
+        let device = AnyDevice::Cuda(Rc::new(cuda));
+        let plan = plan(PlanConfig::of(64, 256));
+        let calls = plan.layout.place(plan.calls(ProgramKind::Step));
+        let need = MemoryNeed {
+            layout: &plan.layout,
+            workspace_bytes: device.workspace_bytes(&plan.layout, &calls),
+        };
+        let free = |device: &AnyDevice| device.room().unwrap().expect("a GPU").free_bytes;
+        let before = free(&device);
+        let arena = device.allocate(&plan.layout, &calls).unwrap();
+        let taken = before - free(&device);
+        // The driver hands out memory in pages of 2 MiB, and others may share the device.
+        let page = 1 << 21;
+        assert!(
+            taken + page >= need.bytes(),
+            "{taken} bytes taken, {} told",
+            need.bytes()
+        );
+        drop(arena);
+        let room = Room {
+            free_bytes: need.bytes() - 1,
+            total_bytes: need.bytes(),
+        };
+        assert!(matches!(
+            need.check("cuda:0", room),
+            Err(DeviceError::PlanTooLarge { .. })
+        ));
+    }
 }

@@ -29,6 +29,14 @@ fn shape(
     }
 }
 
+/// The columns of a head.
+#[derive(Clone, Copy)]
+enum Part {
+    Query,
+    Key,
+    Value,
+}
+
 /// The operands of one shape as numbers, and where heads lie in them.
 struct Plain<'a> {
     shape: AttentionShape,
@@ -38,11 +46,15 @@ struct Plain<'a> {
 }
 
 impl Plain<'_> {
-    /// A head of a row of `qkv`: 0 for the query's, 1 for its key's, 2 for its value's.
-    fn part(&self, which: usize, token: usize, head: usize) -> &[f32] {
+    /// A head of a row of `qkv`: the query's, or its key's or value's.
+    fn part(&self, part: Part, token: usize, head: usize) -> &[f32] {
         let heads = &self.shape.heads;
         let shared = heads.n_heads + head / heads.group();
-        let column = [head, shared, shared + heads.n_kv_heads][which];
+        let column = match part {
+            Part::Query => head,
+            Part::Key => shared,
+            Part::Value => shared + heads.n_kv_heads,
+        };
         &self.qkv[token * heads.columns() + column * heads.head_dim..][..heads.head_dim]
     }
 
@@ -56,7 +68,10 @@ impl Plain<'_> {
     }
 
     fn score(&self, query: usize, key: usize, head: usize) -> f32 {
-        let dot = self.dot(self.part(0, query, head), self.part(1, key, head));
+        let dot = self.dot(
+            self.part(Part::Query, query, head),
+            self.part(Part::Key, key, head),
+        );
         dot * score_scale(self.shape.heads.head_dim)
     }
 
@@ -88,7 +103,7 @@ impl Plain<'_> {
                         .collect();
                     sum = p[..visible.len()].iter().fold(sum * factor, |l, p| l + p);
                     for (d, acc) in acc.iter_mut().enumerate() {
-                        let value = |j: usize| self.part(2, first + j, head)[d];
+                        let value = |j: usize| self.part(Part::Value, first + j, head)[d];
                         let pairs = (tile..end).map(|j| (p[j - tile], value(j)));
                         *acc = chain(self.kind, *acc * factor, pairs);
                     }
@@ -108,7 +123,7 @@ impl Plain<'_> {
         }
         let row = i * self.shape.heads.n_heads + head;
         let p = num::exp(self.score(i, j, head) - lse[row]);
-        let dp = self.dot(self.dout(i, head), self.part(2, j, head));
+        let dp = self.dot(self.dout(i, head), self.part(Part::Value, j, head));
         let scale = score_scale(self.shape.heads.head_dim);
         [p, (p * (dp - delta[row])) * scale]
     }
@@ -127,7 +142,8 @@ impl Plain<'_> {
                     .map(|j| self.pair((token, j, head), lse, delta)[1])
                     .collect();
                 for c in 0..d {
-                    let pairs = (first..end).map(|j| (ds[j - first], self.part(1, j, head)[c]));
+                    let pairs =
+                        (first..end).map(|j| (ds[j - first], self.part(Part::Key, j, head)[c]));
                     dqkv[token * heads.columns() + head * d + c] = chain(self.kind, 0.0, pairs);
                 }
                 let pairs: Vec<[f32; 2]> = (start..first + seq_len)
@@ -138,12 +154,13 @@ impl Plain<'_> {
                     let key = token * heads.columns() + shared * d + c;
                     let value = key + heads.n_kv_heads * d;
                     let queries = start..first + seq_len;
-                    let of = |i: usize, which: usize| pairs[i - start][which];
+                    let p = |i: usize| pairs[i - start][0];
+                    let ds = |i: usize| pairs[i - start][1];
                     let dk = queries
                         .clone()
-                        .map(|i| (of(i, 1), self.part(0, i, head)[c]));
+                        .map(|i| (ds(i), self.part(Part::Query, i, head)[c]));
                     dqkv[key] = chain(self.kind, dqkv[key], dk);
-                    let dv = queries.map(|i| (of(i, 0), self.dout(i, head)[c]));
+                    let dv = queries.map(|i| (p(i), self.dout(i, head)[c]));
                     dqkv[value] = chain(self.kind, dqkv[value], dv);
                 }
             }

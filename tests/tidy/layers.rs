@@ -3,7 +3,7 @@
 use super::source::{Fault, File, words};
 
 /// The layer of every top-level module.
-const LAYERS: [(&str, u8); 25] = [
+const LAYERS: [(&str, u8); 26] = [
     ("docs", 0),
     ("error", 0),
     ("shape", 0),
@@ -12,6 +12,7 @@ const LAYERS: [(&str, u8); 25] = [
     ("program", 1),
     ("plan", 1),
     ("layout", 1),
+    ("dependencies", 1),
     ("manifest", 1),
     ("grad", 1),
     ("model", 1),

@@ -1,0 +1,76 @@
+//! The scripts of `benches/`, with programs that only say what a script has to judge.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+/// Runs `benches/sanitize.sh` with a sanitizer whose tools print and return what `says` gives for each.
+fn sanitize(says: impl Fn(&str) -> (&'static str, i32)) -> (i32, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = folder.path().join("sanitizer");
+    let tools = ["memcheck", "racecheck", "initcheck", "synccheck"];
+    let cases = tools.map(|tool| {
+        let (text, code) = says(tool);
+        format!("{tool}) printf '{text}\\n'; exit {code} ;;\n")
+    });
+    let script = format!("#!/bin/sh\ncase $2 in\n{}esac\n", cases.concat());
+    fs::write(&fake, script).expect("writes");
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).expect("allows");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new("sh")
+        .arg(root.join("benches/sanitize.sh"))
+        .env("COMPUTE_SANITIZER", &fake)
+        .output()
+        .expect("a shell");
+    let out = String::from_utf8(output.stdout).expect("text");
+    (output.status.code().expect("ends by itself"), out)
+}
+
+const CLEAN: &str = "a.golden: identical\\n===== ERROR SUMMARY: 0 errors";
+const NO_RACE: &str = "a.golden: identical\\n\
+    ===== RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)";
+
+fn clean(tool: &str) -> (&'static str, i32) {
+    let race = tool == "racecheck";
+    (if race { NO_RACE } else { CLEAN }, 0)
+}
+
+/// The exit code when `tool` says `found` and the others are clean.
+fn outcome(tool: &str, found: (&'static str, i32)) -> i32 {
+    sanitize(|t| if t == tool { found } else { clean(t) }).0
+}
+
+#[test]
+fn four_clean_tools_are_clean_and_all_summaries_are_printed() {
+    let (code, out) = sanitize(clean);
+    assert_eq!(code, 0, "{out}");
+    assert_eq!(out.matches("SUMMARY").count(), 4, "{out}");
+}
+
+#[test]
+fn one_finding_of_any_tool_is_a_finding() {
+    for tool in ["memcheck", "initcheck", "synccheck"] {
+        let found = "a.golden: identical\\n===== ERROR SUMMARY: 1 error";
+        assert_eq!(outcome(tool, (found, 99)), 1, "{tool}");
+        assert_eq!(outcome(tool, (found, 0)), 1, "{tool}, whatever its code");
+    }
+    let hazard = "a.golden: identical\\n\
+        ===== RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)";
+    assert_eq!(outcome("racecheck", (hazard, 0)), 1);
+}
+
+#[test]
+fn a_tool_that_did_not_run_to_its_end_is_not_clean() {
+    let cases = [
+        ("Device not supported", 1),
+        ("", 0),
+        ("===== ERROR SUMMARY: 0 errors", 0),
+        ("a.golden: differs\\n===== ERROR SUMMARY: 0 errors", 1),
+    ];
+    for found in cases {
+        assert_eq!(outcome("memcheck", found), 2, "{found:?}");
+    }
+    let other_tool = ("a.golden: identical\\n===== ERROR SUMMARY: 0 errors", 0);
+    assert_ne!(outcome("racecheck", other_tool), 0);
+}
