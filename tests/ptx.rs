@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use bitstep::cuda::backend::launches;
 use bitstep::cuda::call::{Arg, DeviceShape};
+use bitstep::cuda::issue::launches;
 use bitstep::cuda::module::stem_of;
 use bitstep::cuda::ptx::PTX;
 use bitstep::model::decoder::Decoder;

@@ -3,20 +3,18 @@
 use std::sync::Arc;
 
 use super::arena::{CudaArena, Lane, Parts, Pinned};
-use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use super::call::CallLaunches;
 use super::device::Device;
+use super::digest;
 use super::digest::DigestPlan;
 use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
 use super::graph::{self, Capturing, CudaGraph, Expected, GraphProducts};
 use super::identity::Identity;
+use super::issue::{fold, lane, launches, resolve};
 use super::launch::launch;
 use super::module::Modules;
 use super::precision::has_kernels;
 use super::products::{GemmChoice, LibraryProduct, Products, Provider, library_product};
-use super::{
-    adamw, attention, bias, clip, cross_entropy, digest, embed, matmul, rms_norm, rope, swiglu,
-    tree_add,
-};
 use crate::backend::{
     ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
 };
@@ -271,73 +269,6 @@ fn digest_results(arena: &CudaArena, planned: &DigestPlan) -> Region {
 fn hashes(bytes: &[u8]) -> Vec<blake3::Hash> {
     let digests = bytes.as_chunks::<{ blake3::OUT_LEN }>().0.iter();
     digests.copied().map(blake3::Hash::from_bytes).collect()
-}
-
-/// The engine's own launches of a call.
-pub fn launches(op: &Op, call: &PlacedCall, shape: &DeviceShape) -> CallLaunches {
-    match op {
-        Op::Embed(op) => embed::forward(op, call, shape),
-        Op::EmbedGrad(op) => embed::grad(op, call, shape),
-        Op::RmsNorm(op) => rms_norm::forward(op, call, shape),
-        Op::RmsNormGrad(op) => rms_norm::grad(op, call, shape),
-        Op::Matmul(op) => matmul::forward(op, call, shape),
-        Op::MatmulGradInput(op) => matmul::grad_input(op, call, shape),
-        Op::MatmulGradWeight(op) => matmul::grad_weight(op, call, shape),
-        Op::BiasGrad(op) => bias::grad(op, call, shape),
-        Op::Rope(op) => rope::forward(op, call, shape),
-        Op::RopeGrad(op) => rope::grad(op, call, shape),
-        Op::QkNormRope(op) => rope::norm_forward(op, call, shape),
-        Op::QkNormRopeGrad(op) => rope::norm_grad(op, call, shape),
-        Op::Attention(op) => attention::forward(op, call, shape),
-        Op::AttentionDelta(op) => attention::delta(op, call, shape),
-        Op::AttentionGradQuery(op) => attention::grad_query(op, call, shape),
-        Op::AttentionGradKeyValue(op) => attention::grad_key_value(op, call, shape),
-        Op::SwiGlu(op) => swiglu::forward(op, call, shape),
-        Op::SwiGluGrad(op) => swiglu::grad(op, call, shape),
-        Op::CrossEntropy(op) => cross_entropy::forward(op, call, shape),
-        Op::LossSum(op) => cross_entropy::loss_sum(op, call, shape),
-        Op::TreeAdd(op) => tree_add::merge(op, call, shape),
-        Op::GradSquares(op) => clip::squares(op, call, shape),
-        Op::Clip(op) => clip::clip(op, call, shape),
-        Op::AdamW(op) => adamw::update(op, call, shape),
-    }
-}
-
-/// The launch that folds the pieces a library product has left in the workspace.
-fn fold(call: &PlacedCall, shape: &DeviceShape) -> CallLaunches {
-    match &call.call.op {
-        Op::MatmulGradWeight(op) => matmul::fold(op, call, shape),
-        _ => CallLaunches::default(),
-    }
-}
-
-/// The workspace a call uses. Weight gradients have one of their own, because they may run beside the
-/// calls that carry the gradient on.
-fn lane(call: &PlacedCall) -> Lane {
-    match call.call.op {
-        Op::MatmulGradWeight(_) => Lane::Weights,
-        _ => Lane::Main,
-    }
-}
-
-/// Puts the workspace arguments of a call at their addresses: counters in the zeroed part, the rest
-/// behind it, so that no call's partials lie over another's counters.
-fn resolve(planned: CallLaunches, (arena, lane): (&CudaArena, Lane)) -> Vec<KernelLaunch> {
-    let zeroed = planned.zeroed_bytes;
-    let place = |arg: Arg| match arg {
-        Arg::Workspace { offset } if offset < zeroed => {
-            Arg::Region(arena.counter_region(lane, offset))
-        }
-        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(lane, offset - zeroed, 0)),
-        other => other,
-    };
-    let launches = planned.launches.into_iter();
-    launches
-        .map(|mut launch| {
-            launch.args = launch.args.into_iter().map(place).collect();
-            launch
-        })
-        .collect()
 }
 
 impl Backend for CudaBackend {

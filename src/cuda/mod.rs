@@ -15,6 +15,7 @@ pub mod embed;
 pub mod gemm;
 pub mod graph;
 pub mod identity;
+pub mod issue;
 mod launch;
 pub mod matmul;
 pub mod module;
