@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::cpu::simd::{SimdPath, Task, dispatch};
+use crate::cpu::simd::{SimdPath, Task, dispatch, tensor_panel};
 use crate::cpu::tensor_gemm::{TensorGemm, TensorSum};
 use crate::cpu::tensor_tile::{Factor, FactorLine, LANES, Panel};
 use crate::num::tensor_step::chain;
@@ -146,7 +146,7 @@ impl Block<'_> {
                     sums: &mut sums[col..],
                     stride: extent.stride,
                 };
-                dispatch(self.path, panel);
+                tensor_panel(self.path, panel);
             }
         }
     }

@@ -339,39 +339,3 @@ fn operands_that_do_not_fit_are_refused() {
         assert!(message.contains(operand), "{message}");
     }
 }
-
-/// `cargo test --release --lib -- --ignored --nocapture tensor_steps_a_second`.
-#[test]
-#[ignore = "prints a rate and checks nothing"]
-fn tensor_steps_a_second() {
-    let (m, n, k) = (256, 256, 1024);
-    for kind in Kind::ALL {
-        for path in SimdPath::available() {
-            let context = CpuContext::new(path, 1).expect("a thread pool");
-            let (a, b) = (vec![1.25; m * k], vec![0.75; n * k]);
-            let (a, b) = operands(Form::Nt, [m, n, k], Elements::F32(&a), Elements::F32(&b));
-            let gemm = TensorGemm {
-                kind,
-                form: Form::Nt,
-                a,
-                b,
-                bias: None,
-                sum: TensorSum::Chain,
-                store: Store::Assign,
-            };
-            let mut c = vec![0.0; m * n];
-            let mut best = f64::INFINITY;
-            for _ in 0..3 {
-                let start = std::time::Instant::now();
-                tensor_gemm(&context, &gemm, MatMut::tight(&mut c, m, n)).expect("a product");
-                best = best.min(start.elapsed().as_secs_f64());
-            }
-            let steps = (m * n * k / kind.k()) as f64;
-            println!(
-                "{} {path}: {:.0} M steps/s",
-                kind.name(),
-                steps / best / 1e6
-            );
-        }
-    }
-}

@@ -6,9 +6,6 @@ use crate::num::tensor_step::{Kind, step};
 /// Rows and columns of a tile of outputs.
 pub const SIDE: usize = 64;
 
-/// Tiles of one category.
-pub const TILES: usize = 6;
-
 /// Steps of the category that chains them.
 const CHAINED: usize = 4;
 
@@ -74,19 +71,21 @@ impl Category {
 pub struct Tiles {
     pub kind: Kind,
     pub category: Category,
+    /// How many tiles.
+    pub count: usize,
     /// Steps of each chain.
     pub steps: usize,
-    /// `[TILES, SIDE, steps * k]`: rows of A.
+    /// `[count, SIDE, steps * k]`: rows of A.
     pub a: Vec<f32>,
-    /// `[TILES, SIDE, steps * k]`: columns of B.
+    /// `[count, SIDE, steps * k]`: columns of B.
     pub b: Vec<f32>,
-    /// `[TILES, SIDE, SIDE]`: accumulators.
+    /// `[count, SIDE, SIDE]`: accumulators.
     pub c: Vec<f32>,
 }
 
 impl Tiles {
-    /// The cases of a category.
-    pub fn generate(kind: Kind, category: Category) -> Tiles {
+    /// The first `count` tiles of a category.
+    pub fn generate(kind: Kind, category: Category, count: usize) -> Tiles {
         let seed = category as u64 * 3 + kind as u64;
         let mut numbers = Numbers { state: seed, kind };
         let steps = if category == Category::Chained {
@@ -97,17 +96,18 @@ impl Tiles {
         let width = steps * kind.k();
         let mut fill = |left: bool| -> Vec<f32> {
             let lines =
-                (0..TILES * SIDE).map(|line| numbers.factors(category, width, (line, left)));
+                (0..count * SIDE).map(|line| numbers.factors(category, width, (line, left)));
             lines.flatten().collect()
         };
         let (a, b) = (fill(true), fill(false));
         let mut tiles = Tiles {
             kind,
             category,
+            count,
             steps,
             a,
             b,
-            c: vec![0.0; TILES * SIDE * SIDE],
+            c: vec![0.0; count * SIDE * SIDE],
         };
         for i in 0..tiles.c.len() {
             let (_, a, b) = tiles.case(i);

@@ -8,3 +8,4 @@ mod faults;
 mod matmul;
 mod reference;
 mod runner;
+mod tensor_step;
