@@ -22,7 +22,7 @@ pub enum Category {
     Accumulators,
     /// Only the first products are not zero, as in a padded tail.
     Tails,
-    /// Half of the factors are zeros of both signs beside large and small ones.
+    /// Half of the products have a zero factor beside a large one; the others are small.
     Zeros,
     /// Nothing but zeros of both signs and a few ones: the sign of a zero result.
     SignedZeros,
@@ -36,7 +36,7 @@ pub enum Category {
     SubnormalResults,
     /// Sums on both sides of the largest finite number.
     Overflow,
-    /// Products beyond 2^128 of both signs.
+    /// Products beyond 2^128 that cancel in pairs.
     HugeProducts,
     /// Infinite factors and accumulators without zeros.
     Infinities,
@@ -200,7 +200,15 @@ impl Numbers {
 
     /// The factors of one row or column of a tile.
     fn factors(&mut self, category: Category, width: usize, line: (usize, bool)) -> Vec<f32> {
-        (0..width).map(|i| self.one(category, i, line)).collect()
+        let mut factors: Vec<f32> = (0..width).map(|i| self.one(category, i, line)).collect();
+        if category == Category::HugeProducts {
+            // Pairs of products cancel, so that a sum is finite unless a product is infinite by itself.
+            let sign = if line.1 { -1.0 } else { 1.0 };
+            for pair in factors.chunks_exact_mut(2) {
+                pair[1] = sign * pair[0];
+            }
+        }
+        factors
     }
 
     fn one(&mut self, category: Category, i: usize, (line, left): (usize, bool)) -> f32 {
@@ -211,8 +219,10 @@ impl Numbers {
             Category::Wide => self.factor(-60, 60),
             Category::Tails if i > line % self.kind.k() => self.signed_zero(),
             Category::Tails => self.factor(-6, 6),
-            Category::Zeros if roll < 8 => self.signed_zero(),
-            Category::Zeros if roll == 8 => self.factor(12, 15),
+            // Of every other pair one factor is zero and the other as large as the format has it.
+            Category::Zeros if i % 4 == 2 * usize::from(left) => self.signed_zero(),
+            Category::Zeros if i % 2 == 0 && self.kind == Kind::F16 => self.factor(12, 15),
+            Category::Zeros if i % 2 == 0 => self.factor(116, 127),
             Category::Zeros => self.factor(-14, -4),
             Category::SignedZeros if roll == 0 && i == 0 => 1.0,
             Category::SignedZeros => match (left, line % 4) {
@@ -223,7 +233,7 @@ impl Numbers {
                 (_, _) => self.signed_zero(),
             },
             Category::Cancellation => self.factor(-3, 3),
-            Category::SubnormalFactors if left == (roll < 8) => self.subnormal(),
+            Category::SubnormalFactors if left == (i % 2 == 0) => self.subnormal(),
             Category::SubnormalFactors if self.kind == Kind::F16 => self.factor(-14, 15),
             Category::SubnormalFactors => self.factor(90, 127),
             Category::SubnormalAccumulators | Category::SubnormalResults => match self.kind {
@@ -235,8 +245,7 @@ impl Numbers {
             },
             Category::Overflow if roll < 10 => self.signed_zero(),
             Category::Overflow => self.factor(61, 64),
-            Category::HugeProducts if roll < 8 => self.signed_zero(),
-            Category::HugeProducts => self.factor(50, 127),
+            Category::HugeProducts => self.factor(48, 72),
             Category::Infinities if roll == 0 && line % 4 == 0 => f32::INFINITY,
             Category::Infinities if roll == 1 && line % 4 == 1 => f32::NEG_INFINITY,
             Category::Infinities => self.factor(-4, 4),
@@ -269,7 +278,7 @@ impl Numbers {
             Category::SubnormalResults if roll < 12 => self.signed_zero(),
             Category::SubnormalResults => self.number(-140, -126),
             Category::Overflow => self.number(125, 127),
-            Category::HugeProducts => self.number(60, 127),
+            Category::HugeProducts => self.number(110, 127),
             Category::Infinities if roll == 0 => f32::INFINITY,
             Category::Infinities if roll == 1 => f32::NEG_INFINITY,
             Category::Infinities => self.number(-4, 4),
