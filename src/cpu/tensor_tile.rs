@@ -124,8 +124,8 @@ fn step_lanes<const K: usize>(
     }
     let exponents = largest;
     for (a, b) in a.iter().zip(b) {
-        for l in 0..LANES {
-            largest[l] = largest[l].max(a.exponent + b.exponents[l]);
+        for (largest, exponent) in largest.iter_mut().zip(b.exponents) {
+            *largest = (*largest).max(a.exponent + exponent);
         }
     }
     let mut fields = [0; LANES];

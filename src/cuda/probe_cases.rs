@@ -212,7 +212,7 @@ impl Numbers {
     }
 
     fn one(&mut self, category: Category, i: usize, (line, left): (usize, bool)) -> f32 {
-        let roll = self.below(16);
+        let (roll, even) = (self.below(16), i.is_multiple_of(2));
         match category {
             Category::Narrow | Category::Chained | Category::Accumulators => self.factor(-2, 2),
             Category::Middle => self.factor(-12, 12),
@@ -221,8 +221,8 @@ impl Numbers {
             Category::Tails => self.factor(-6, 6),
             // Of every other pair one factor is zero and the other as large as the format has it.
             Category::Zeros if i % 4 == 2 * usize::from(left) => self.signed_zero(),
-            Category::Zeros if i % 2 == 0 && self.kind == Kind::F16 => self.factor(12, 15),
-            Category::Zeros if i % 2 == 0 => self.factor(116, 127),
+            Category::Zeros if even && self.kind == Kind::F16 => self.factor(12, 15),
+            Category::Zeros if even => self.factor(116, 127),
             Category::Zeros => self.factor(-14, -4),
             Category::SignedZeros if roll == 0 && i == 0 => 1.0,
             Category::SignedZeros => match (left, line % 4) {
@@ -233,7 +233,7 @@ impl Numbers {
                 (_, _) => self.signed_zero(),
             },
             Category::Cancellation => self.factor(-3, 3),
-            Category::SubnormalFactors if left == (i % 2 == 0) => self.subnormal(),
+            Category::SubnormalFactors if left == even => self.subnormal(),
             Category::SubnormalFactors if self.kind == Kind::F16 => self.factor(-14, 15),
             Category::SubnormalFactors => self.factor(90, 127),
             Category::SubnormalAccumulators | Category::SubnormalResults => match self.kind {
