@@ -4,14 +4,14 @@
 //! scales each product so that one is the last bit kept, cuts it by conversion to an integer, and sums the
 //! integers: all of it exact, so that lanes, paths and blocks decide no bit.
 
-use crate::num::tensor_model::LEAST_EXPONENT;
+use crate::num::tensor_model::{LEAST_EXPONENT, StepModel};
 use crate::num::tensor_step::Kind;
 
 /// Outputs that a tile computes side by side.
 pub(super) const LANES: usize = 16;
 
 /// Bits kept behind the leading position of the largest exponent.
-pub(super) const FRACTION_BITS: i32 = 25;
+pub(super) const FRACTION_BITS: i32 = StepModel::HOPPER.fraction_bits as i32;
 
 /// The exponent field of the numbers from 1 on, in place.
 pub(super) const FIELD_OF_ONE: i32 = 0x3f80_0000;

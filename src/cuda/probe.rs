@@ -18,7 +18,7 @@ use super::probe_cases::{Category, Tiles};
 use crate::error::DeviceError;
 use crate::layout::Region;
 use crate::num::tensor_model::{
-    Floor, Overflow, Rounding, StepModel, Subnormals, ZeroProduct, ZeroSum,
+    Floor, HugeProduct, Overflow, Rounding, StepModel, Subnormals, ZeroProduct, ZeroSum,
 };
 use crate::num::tensor_step::Kind;
 
@@ -54,7 +54,7 @@ impl Instruction {
 }
 
 /// The contract's model and others, each with what is different in it.
-pub fn models() -> [(&'static str, StepModel); 16] {
+pub fn models() -> [(&'static str, StepModel); 17] {
     let with = |change: fn(&mut StepModel)| {
         let mut model = StepModel::HOPPER;
         change(&mut model);
@@ -98,6 +98,10 @@ pub fn models() -> [(&'static str, StepModel); 16] {
         (
             "overflow gives the largest number",
             with(|m| m.overflow = Overflow::Largest),
+        ),
+        (
+            "products beyond 2^128 are infinite",
+            with(|m| m.huge_product = HugeProduct::Infinite),
         ),
         (
             "zeros of negative sign add to one",
