@@ -27,6 +27,8 @@ pub mod swiglu;
 mod tensor_block;
 pub mod tensor_gemm;
 mod tensor_tile;
+#[cfg(target_arch = "x86_64")]
+mod tensor_x86;
 pub mod tree_add;
 
 pub use backend::CpuBackend;

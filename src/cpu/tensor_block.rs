@@ -3,10 +3,12 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::cpu::simd::{SimdPath, Task, dispatch};
-use crate::cpu::tensor_gemm::{TensorGemm, TensorSum};
+use crate::cpu::gemm::Form;
+use crate::cpu::simd::{SimdPath, Task, Transpose, dispatch, tensor_panel};
+use crate::cpu::tensor_gemm::{Elements, TensorGemm, TensorMat, TensorSum};
 use crate::cpu::tensor_tile::{Factor, FactorLine, LANES, Panel};
-use crate::num::tensor_step::chain;
+use crate::num::round::{bf16_to_f32, f16_to_f32};
+use crate::num::tensor_step::{Kind, chain};
 use crate::num::tree::{TokenSum, TreeFold};
 use crate::op::Store;
 
@@ -18,6 +20,9 @@ const BLOCK_K: usize = 256;
 struct Scratch {
     a: Vec<Factor>,
     b: Vec<FactorLine>,
+    /// Values of a part of an operand, as they are packed and as they are stored.
+    values: Vec<f32>,
+    stored: Vec<f32>,
     sums: Vec<Vec<f32>>,
 }
 
@@ -31,6 +36,13 @@ pub(super) struct Block<'g> {
     pub gemm: &'g TensorGemm<'g>,
     pub row: usize,
     pub col: usize,
+}
+
+/// How the lines that are read lie in an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Along {
+    Rows,
+    Columns,
 }
 
 /// Rows, columns and the padded columns of a block.
@@ -112,32 +124,16 @@ impl Block<'_> {
         let (sums, scratch) = to;
         for first in ks.clone().step_by(BLOCK_K) {
             let ks = first..(first + BLOCK_K).min(ks.end);
-            let Scratch { a, b, .. } = &mut *scratch;
             let finite = [
-                dispatch(
-                    self.path,
-                    PackRows {
-                        block: self,
-                        ks: ks.clone(),
-                        extent,
-                        to: a,
-                    },
-                ),
-                dispatch(
-                    self.path,
-                    PackColumns {
-                        block: self,
-                        ks: ks.clone(),
-                        extent,
-                        to: b,
-                    },
-                ),
+                self.pack_a(ks.clone(), extent, scratch),
+                self.pack_b(ks.clone(), extent, scratch),
             ];
             if finite != [true; 2] {
                 self.chain_by_rule(ks, extent, sums);
                 continue;
             }
             let k = self.padded(&ks);
+            let Scratch { a, b, .. } = &*scratch;
             for (b, col) in b.chunks_exact(k).zip((0..extent.stride).step_by(LANES)) {
                 let panel = Panel {
                     kind: self.gemm.kind,
@@ -146,8 +142,84 @@ impl Block<'_> {
                     sums: &mut sums[col..],
                     stride: extent.stride,
                 };
-                dispatch(self.path, panel);
+                tensor_panel(self.path, panel);
             }
+        }
+    }
+
+    /// Packs the block's rows of A over `ks`; tells whether all were finite.
+    fn pack_a(&self, ks: Range<usize>, extent: Extent, scratch: &mut Scratch) -> bool {
+        let lines = self.row..self.row + extent.rows;
+        let along = match self.gemm.form {
+            Form::Nt | Form::Nn => Along::Rows,
+            Form::Tn => Along::Columns,
+        };
+        self.read(self.gemm.a, (lines, ks.clone()), along, scratch);
+        let Scratch { a, values, .. } = scratch;
+        let pack = PackFactors {
+            kind: self.gemm.kind,
+            values,
+            width: ks.len(),
+            to: Packed::Rows(a, self.padded(&ks)),
+        };
+        dispatch(self.path, pack)
+    }
+
+    /// Packs the block's columns of B over `ks`; tells whether all were finite.
+    fn pack_b(&self, ks: Range<usize>, extent: Extent, scratch: &mut Scratch) -> bool {
+        let columns = self.col..self.col + extent.cols;
+        let along = match self.gemm.form {
+            Form::Nn | Form::Tn => Along::Rows,
+            Form::Nt => Along::Columns,
+        };
+        self.read(self.gemm.b, (ks.clone(), columns), along, scratch);
+        let Scratch { b, values, .. } = scratch;
+        let pack = PackFactors {
+            kind: self.gemm.kind,
+            values,
+            width: extent.cols,
+            to: Packed::Panels(b, self.padded(&ks)),
+        };
+        dispatch(self.path, pack)
+    }
+
+    /// Leaves `[lines, width]` of an operand in `scratch.values`, whichever way it is stored.
+    fn read(
+        &self,
+        mat: TensorMat,
+        (lines, across): (Range<usize>, Range<usize>),
+        along: Along,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { values, stored, .. } = scratch;
+        let (count, width) = (lines.len(), across.len());
+        let (rows, cols, to) = match along {
+            Along::Rows => (lines, across, &mut *values),
+            Along::Columns => (across, lines, &mut *stored),
+        };
+        let kind = self.gemm.kind;
+        dispatch(
+            self.path,
+            ReadValues {
+                kind,
+                mat,
+                rows,
+                cols,
+                to,
+            },
+        );
+        if along == Along::Columns {
+            values.clear();
+            values.resize(count * width, 0.0);
+            Transpose {
+                src: stored,
+                src_stride: count,
+                dst: values,
+                dst_stride: width,
+                rows: width,
+                cols: count,
+            }
+            .run(self.path);
         }
     }
 
@@ -191,76 +263,115 @@ fn zeros(extent: Extent, scratch: &mut Scratch) -> Vec<f32> {
     sums
 }
 
-/// Packs the block's rows of A over `ks`; tells whether all were finite.
-struct PackRows<'a> {
-    block: &'a Block<'a>,
-    ks: Range<usize>,
-    extent: Extent,
-    to: &'a mut Vec<Factor>,
+/// Packs factors of an operand; tells whether all were finite.
+struct PackFactors<'a> {
+    kind: Kind,
+    /// `[lines, k]` for A, `[k, columns]` for B.
+    values: &'a [f32],
+    /// Values of one row of `values`.
+    width: usize,
+    to: Packed<'a>,
 }
 
-impl Task for PackRows<'_> {
+/// Where packed factors go.
+enum Packed<'a> {
+    /// Rows of A, each padded to this many factors.
+    Rows(&'a mut Vec<Factor>, usize),
+    /// Panels of columns of B, each of this many lines.
+    Panels(&'a mut Vec<FactorLine>, usize),
+}
+
+impl Task for PackFactors<'_> {
     type Out = bool;
 
     #[inline(always)]
     fn run(self) -> bool {
-        let PackRows {
-            block,
-            ks,
-            extent,
+        let PackFactors {
+            kind,
+            values,
+            width,
             to,
         } = self;
-        let k = block.padded(&ks);
-        to.clear();
-        to.resize(extent.rows * k, Factor::ZERO);
-        let mut finite = true;
-        for (r, row) in to.chunks_exact_mut(k.max(1)).enumerate() {
-            for (to, k) in row.iter_mut().zip(ks.clone()) {
-                let x = block.gemm.left(block.row + r, k);
-                finite &= x.is_finite();
-                *to = Factor::of(block.gemm.kind, x);
+        match to {
+            Packed::Rows(to, k) => {
+                to.clear();
+                to.resize(values.len() / width * k, Factor::ZERO);
+                for (to, row) in to.chunks_exact_mut(k).zip(values.chunks_exact(width)) {
+                    for (to, &x) in to.iter_mut().zip(row) {
+                        *to = Factor::of(kind, x);
+                    }
+                }
             }
-        }
-        finite
-    }
-}
-
-/// Packs the block's columns of B over `ks` into panels; tells whether all were finite.
-struct PackColumns<'a> {
-    block: &'a Block<'a>,
-    ks: Range<usize>,
-    extent: Extent,
-    to: &'a mut Vec<FactorLine>,
-}
-
-impl Task for PackColumns<'_> {
-    type Out = bool;
-
-    #[inline(always)]
-    fn run(self) -> bool {
-        let PackColumns {
-            block,
-            ks,
-            extent,
-            to,
-        } = self;
-        let k = block.padded(&ks);
-        to.clear();
-        to.resize(extent.stride / LANES * k, FactorLine::ZERO);
-        let mut finite = true;
-        for (panel, lines) in to.chunks_exact_mut(k.max(1)).enumerate() {
-            let first = panel * LANES;
-            let lanes = LANES.min(extent.cols - first);
-            for (line, k) in lines.iter_mut().zip(ks.clone()) {
-                for lane in 0..lanes {
-                    let x = block.gemm.right(k, block.col + first + lane);
-                    finite &= x.is_finite();
-                    let factor = Factor::of(block.gemm.kind, x);
-                    line.significands[lane] = factor.significand;
-                    line.exponents[lane] = factor.exponent;
+            Packed::Panels(to, k) => {
+                to.clear();
+                to.resize(width.div_ceil(LANES) * k, FactorLine::ZERO);
+                for (p, row) in values.chunks_exact(width).enumerate() {
+                    for (panel, lanes) in row.chunks(LANES).enumerate() {
+                        pack_line(kind, lanes, &mut to[panel * k + p]);
+                    }
                 }
             }
         }
-        finite
+        let all = |bits: u32, x: &f32| bits.max(x.to_bits() & 0x7fff_ffff);
+        values.iter().fold(0, all) < f32::INFINITY.to_bits()
+    }
+}
+
+/// Packs the lanes of one k. A whole line has a fixed number of lanes, which the compiler makes vectors of.
+#[inline(always)]
+fn pack_line(kind: Kind, lanes: &[f32], line: &mut FactorLine) {
+    let Some(lanes) = lanes.first_chunk::<LANES>() else {
+        for (lane, &x) in lanes.iter().enumerate() {
+            let factor = Factor::of(kind, x);
+            (line.significands[lane], line.exponents[lane]) = (factor.significand, factor.exponent);
+        }
+        return;
+    };
+    for (lane, &x) in lanes.iter().enumerate() {
+        let factor = Factor::of(kind, x);
+        (line.significands[lane], line.exponents[lane]) = (factor.significand, factor.exponent);
+    }
+}
+
+/// Reads a part of an operand as numbers of the format, row by row.
+struct ReadValues<'a> {
+    kind: Kind,
+    mat: TensorMat<'a>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    to: &'a mut Vec<f32>,
+}
+
+impl Task for ReadValues<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let ReadValues {
+            kind,
+            mat,
+            rows,
+            cols,
+            to,
+        } = self;
+        to.clear();
+        to.reserve(rows.len() * cols.len());
+        for row in rows {
+            let at = row * mat.stride + cols.start..row * mat.stride + cols.end;
+            // A kind an arm, so that each loop is compiled for its own rounding.
+            match (mat.elements, kind) {
+                (Elements::F32(x), Kind::Bf16) => {
+                    to.extend(x[at].iter().map(|&x| Kind::Bf16.round(x)))
+                }
+                (Elements::F32(x), Kind::Tf32) => {
+                    to.extend(x[at].iter().map(|&x| Kind::Tf32.round(x)))
+                }
+                (Elements::F32(x), Kind::F16) => {
+                    to.extend(x[at].iter().map(|&x| Kind::F16.round(x)))
+                }
+                (Elements::Bits(x), Kind::F16) => to.extend(x[at].iter().map(|&x| f16_to_f32(x))),
+                (Elements::Bits(x), _) => to.extend(x[at].iter().map(|&x| bf16_to_f32(x))),
+            }
+        }
     }
 }

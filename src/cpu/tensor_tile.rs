@@ -4,22 +4,24 @@
 //! scales each product so that one is the last bit kept, cuts it by conversion to an integer, and sums the
 //! integers: all of it exact, so that lanes, paths and blocks decide no bit.
 
-use crate::cpu::simd::Task;
-use crate::num::tensor_model::LEAST_EXPONENT;
+use crate::num::tensor_model::{LEAST_EXPONENT, StepModel};
 use crate::num::tensor_step::Kind;
 
 /// Outputs that a tile computes side by side.
 pub(super) const LANES: usize = 16;
 
 /// Bits kept behind the leading position of the largest exponent.
-const FRACTION_BITS: i32 = 25;
+pub(super) const FRACTION_BITS: i32 = StepModel::HOPPER.fraction_bits as i32;
+
+/// The exponent field of the numbers from 1 on, in place.
+pub(super) const FIELD_OF_ONE: i32 = 0x3f80_0000;
 
 /// The exponent of a zero factor: it makes a product that no other exponent is as small as.
 const ABSENT: i32 = -1000;
 
 /// The least exponent field of a scale. Below it every product is cut to zero, and no product with it is
 /// subnormal, which some processors are slow at.
-const LEAST_SCALE: i32 = 64;
+pub(super) const LEAST_SCALE: i32 = 64;
 
 /// A factor: `significand · 2^exponent`, exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -82,20 +84,15 @@ pub(super) struct Panel<'a> {
     pub stride: usize,
 }
 
-impl Task for Panel<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run(self) {
+impl Panel<'_> {
+    /// Computes the panel in plain code, for a processor without the vector instructions.
+    pub(super) fn run(self) {
         match self.kind {
             Kind::Bf16 | Kind::F16 => self.chains::<16>(),
             Kind::Tf32 => self.chains::<8>(),
         }
     }
-}
 
-impl Panel<'_> {
-    #[inline(always)]
     fn chains<const K: usize>(self) {
         let rows = self.a.chunks_exact(self.b.len().max(1));
         for (a, sums) in rows.zip(self.sums.chunks_mut(self.stride)) {
@@ -127,8 +124,8 @@ fn step_lanes<const K: usize>(
     }
     let exponents = largest;
     for (a, b) in a.iter().zip(b) {
-        for l in 0..LANES {
-            largest[l] = largest[l].max(a.exponent + b.exponents[l]);
+        for (largest, exponent) in largest.iter_mut().zip(b.exponents) {
+            *largest = (*largest).max(a.exponent + exponent);
         }
     }
     let mut fields = [0; LANES];

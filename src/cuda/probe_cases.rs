@@ -6,9 +6,6 @@ use crate::num::tensor_step::{Kind, step};
 /// Rows and columns of a tile of outputs.
 pub const SIDE: usize = 64;
 
-/// Tiles of one category.
-pub const TILES: usize = 6;
-
 /// Steps of the category that chains them.
 const CHAINED: usize = 4;
 
@@ -25,7 +22,7 @@ pub enum Category {
     Accumulators,
     /// Only the first products are not zero, as in a padded tail.
     Tails,
-    /// Half of the factors are zeros of both signs beside large and small ones.
+    /// Half of the products have a zero factor beside a large one; the others are small.
     Zeros,
     /// Nothing but zeros of both signs and a few ones: the sign of a zero result.
     SignedZeros,
@@ -39,7 +36,7 @@ pub enum Category {
     SubnormalResults,
     /// Sums on both sides of the largest finite number.
     Overflow,
-    /// Products beyond 2^128 of both signs.
+    /// Products beyond 2^128 that cancel in pairs.
     HugeProducts,
     /// Infinite factors and accumulators without zeros.
     Infinities,
@@ -74,19 +71,21 @@ impl Category {
 pub struct Tiles {
     pub kind: Kind,
     pub category: Category,
+    /// How many tiles.
+    pub count: usize,
     /// Steps of each chain.
     pub steps: usize,
-    /// `[TILES, SIDE, steps * k]`: rows of A.
+    /// `[count, SIDE, steps * k]`: rows of A.
     pub a: Vec<f32>,
-    /// `[TILES, SIDE, steps * k]`: columns of B.
+    /// `[count, SIDE, steps * k]`: columns of B.
     pub b: Vec<f32>,
-    /// `[TILES, SIDE, SIDE]`: accumulators.
+    /// `[count, SIDE, SIDE]`: accumulators.
     pub c: Vec<f32>,
 }
 
 impl Tiles {
-    /// The cases of a category.
-    pub fn generate(kind: Kind, category: Category) -> Tiles {
+    /// The first `count` tiles of a category.
+    pub fn generate(kind: Kind, category: Category, count: usize) -> Tiles {
         let seed = category as u64 * 3 + kind as u64;
         let mut numbers = Numbers { state: seed, kind };
         let steps = if category == Category::Chained {
@@ -97,17 +96,18 @@ impl Tiles {
         let width = steps * kind.k();
         let mut fill = |left: bool| -> Vec<f32> {
             let lines =
-                (0..TILES * SIDE).map(|line| numbers.factors(category, width, (line, left)));
+                (0..count * SIDE).map(|line| numbers.factors(category, width, (line, left)));
             lines.flatten().collect()
         };
         let (a, b) = (fill(true), fill(false));
         let mut tiles = Tiles {
             kind,
             category,
+            count,
             steps,
             a,
             b,
-            c: vec![0.0; TILES * SIDE * SIDE],
+            c: vec![0.0; count * SIDE * SIDE],
         };
         for i in 0..tiles.c.len() {
             let (_, a, b) = tiles.case(i);
@@ -200,19 +200,29 @@ impl Numbers {
 
     /// The factors of one row or column of a tile.
     fn factors(&mut self, category: Category, width: usize, line: (usize, bool)) -> Vec<f32> {
-        (0..width).map(|i| self.one(category, i, line)).collect()
+        let mut factors: Vec<f32> = (0..width).map(|i| self.one(category, i, line)).collect();
+        if category == Category::HugeProducts {
+            // Pairs of products cancel, so that a sum is finite unless a product is infinite by itself.
+            let sign = if line.1 { -1.0 } else { 1.0 };
+            for pair in factors.chunks_exact_mut(2) {
+                pair[1] = sign * pair[0];
+            }
+        }
+        factors
     }
 
     fn one(&mut self, category: Category, i: usize, (line, left): (usize, bool)) -> f32 {
-        let roll = self.below(16);
+        let (roll, even) = (self.below(16), i.is_multiple_of(2));
         match category {
             Category::Narrow | Category::Chained | Category::Accumulators => self.factor(-2, 2),
             Category::Middle => self.factor(-12, 12),
             Category::Wide => self.factor(-60, 60),
             Category::Tails if i > line % self.kind.k() => self.signed_zero(),
             Category::Tails => self.factor(-6, 6),
-            Category::Zeros if roll < 8 => self.signed_zero(),
-            Category::Zeros if roll == 8 => self.factor(12, 15),
+            // Of every other pair one factor is zero and the other as large as the format has it.
+            Category::Zeros if i % 4 == 2 * usize::from(left) => self.signed_zero(),
+            Category::Zeros if even && self.kind == Kind::F16 => self.factor(12, 15),
+            Category::Zeros if even => self.factor(116, 127),
             Category::Zeros => self.factor(-14, -4),
             Category::SignedZeros if roll == 0 && i == 0 => 1.0,
             Category::SignedZeros => match (left, line % 4) {
@@ -223,7 +233,7 @@ impl Numbers {
                 (_, _) => self.signed_zero(),
             },
             Category::Cancellation => self.factor(-3, 3),
-            Category::SubnormalFactors if left == (roll < 8) => self.subnormal(),
+            Category::SubnormalFactors if left == even => self.subnormal(),
             Category::SubnormalFactors if self.kind == Kind::F16 => self.factor(-14, 15),
             Category::SubnormalFactors => self.factor(90, 127),
             Category::SubnormalAccumulators | Category::SubnormalResults => match self.kind {
@@ -235,8 +245,7 @@ impl Numbers {
             },
             Category::Overflow if roll < 10 => self.signed_zero(),
             Category::Overflow => self.factor(61, 64),
-            Category::HugeProducts if roll < 8 => self.signed_zero(),
-            Category::HugeProducts => self.factor(50, 127),
+            Category::HugeProducts => self.factor(48, 72),
             Category::Infinities if roll == 0 && line % 4 == 0 => f32::INFINITY,
             Category::Infinities if roll == 1 && line % 4 == 1 => f32::NEG_INFINITY,
             Category::Infinities => self.factor(-4, 4),
@@ -269,7 +278,7 @@ impl Numbers {
             Category::SubnormalResults if roll < 12 => self.signed_zero(),
             Category::SubnormalResults => self.number(-140, -126),
             Category::Overflow => self.number(125, 127),
-            Category::HugeProducts => self.number(60, 127),
+            Category::HugeProducts => self.number(110, 127),
             Category::Infinities if roll == 0 => f32::INFINITY,
             Category::Infinities if roll == 1 => f32::NEG_INFINITY,
             Category::Infinities => self.number(-4, 4),

@@ -10,31 +10,33 @@ fn followed(model: StepModel, kind: Kind) -> Section {
             .map(|i| by_model(&model, kind, tiles.case(i)))
             .collect())
     };
-    section(Instruction::Mma, kind, run).expect("no device is asked")
+    section(Instruction::Mma, kind, 1, run).expect("no device is asked")
 }
 
 /// What cannot show for a kind: f16 products are never near the ends of binary32, and tf32 steps are short.
 fn shows(kind: Kind, name: &str) -> bool {
     match kind {
-        Kind::F16 => name != "no least exponent of alignment",
-        Kind::Tf32 => name != "8 products fused",
+        Kind::F16 => !["least exponent", "overflow", "2^128"]
+            .iter()
+            .any(|w| name.contains(w)),
+        Kind::Tf32 => !name.contains("fused"),
         Kind::Bf16 => true,
     }
 }
 
 #[test]
 fn a_device_of_another_model_is_seen_and_named() {
-    for kind in Kind::ALL {
-        for (name, model) in models() {
-            if name == "the contract" || !shows(kind, name) {
-                continue;
-            }
-            let section = followed(model, kind);
-            assert!(!section.holds(), "{kind:?}: {name} is not seen");
-            assert_eq!(section.matching().first(), Some(&name), "{kind:?}");
-            let text = section.to_string();
-            assert!(text.contains(name) && text.contains("expected"), "{text}");
-        }
+    for (i, (name, model)) in models().into_iter().enumerate().skip(1) {
+        // Each model for one kind, and each kind with a third of the models.
+        let kind = match Kind::ALL[i % 3] {
+            kind if shows(kind, name) => kind,
+            _ => Kind::Bf16,
+        };
+        let section = followed(model, kind);
+        assert!(!section.holds(), "{kind:?}: {name} is not seen");
+        assert_eq!(section.matching(), [name], "{kind:?}");
+        let text = section.to_string();
+        assert!(text.contains(name) && text.contains("expected"), "{text}");
     }
 }
 
@@ -65,7 +67,7 @@ fn a_device_that_follows_the_contract_is_proven() {
 
 #[test]
 fn nan_patterns_are_told_and_equal_each_other() {
-    let tiles = Tiles::generate(Kind::Tf32, Category::Nans);
+    let tiles = Tiles::generate(Kind::Tf32, Category::Nans, 1);
     let found = (0..tiles.c.len()).map(|i| {
         let x = by_model(&StepModel::HOPPER, Kind::Tf32, tiles.case(i));
         if x.is_nan() {

@@ -45,6 +45,15 @@ pub enum Subnormals {
     Flushed,
 }
 
+/// What a product of finite factors beyond the finite numbers counts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugeProduct {
+    /// What it is.
+    Exact,
+    /// An infinity of its sign.
+    Infinite,
+}
+
 /// What a sum beyond the finite numbers becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overflow {
@@ -87,6 +96,9 @@ pub struct StepModel {
     pub accumulator: Subnormals,
     /// Subnormal results; `Normalised` means `Kept` here.
     pub results: Subnormals,
+    /// Products of at least 2^128.
+    pub huge_product: HugeProduct,
+    /// Sums of at least 2^128.
     pub overflow: Overflow,
     pub zero_sum: ZeroSum,
     pub rounding: Rounding,
@@ -102,6 +114,7 @@ impl StepModel {
         factors: Subnormals::Kept,
         accumulator: Subnormals::Kept,
         results: Subnormals::Kept,
+        huge_product: HugeProduct::Exact,
         overflow: Overflow::Infinity,
         zero_sum: ZeroSum::Positive,
         rounding: Rounding::TowardZero,
@@ -117,7 +130,7 @@ impl StepModel {
 
     fn fused_sum(&self, kind: Kind, acc: f32, (a, b): (&[f32], &[f32])) -> f32 {
         let pairs = || a.iter().copied().zip(b.iter().copied());
-        if let Some(special) = special(acc, pairs()) {
+        if let Some(special) = special(acc, pairs().map(|(x, y)| self.saturated(x, y))) {
             return special;
         }
         let (acc_exponent, acc_size) = self.split(acc, LEAST_EXPONENT, self.accumulator);
@@ -159,6 +172,20 @@ impl StepModel {
         match sum {
             0 => self.zero(acc, pairs()),
             _ => self.round(sum, largest - self.fraction_bits as i32),
+        }
+    }
+
+    /// The factors, or those of an infinity where the model makes one of their product.
+    fn saturated(&self, x: f32, y: f32) -> (f32, f32) {
+        /// 2^128.
+        const HUGE: f64 = f64::from_bits((1023 + 128) << 52);
+        if self.huge_product == HugeProduct::Exact {
+            return (x, y);
+        }
+        let product = f64::from(x) * f64::from(y);
+        match product.is_finite() && product.abs() >= HUGE {
+            true => (f32::INFINITY.copysign(product as f32), 1.0),
+            false => (x, y),
         }
     }
 

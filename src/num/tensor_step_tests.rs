@@ -1,7 +1,9 @@
 //! The step against an independent formulation over exact rationals, and its special cases by hand.
 
 use super::*;
-use crate::num::tensor_model::{Floor, NAN, Overflow, Rounding, Subnormals, ZeroProduct, ZeroSum};
+use crate::num::tensor_model::{
+    Floor, HugeProduct, NAN, Overflow, Rounding, Subnormals, ZeroProduct, ZeroSum,
+};
 
 /// The numbers of a linear congruential sequence.
 struct Numbers(u64);
@@ -251,7 +253,7 @@ fn each_other_model_differs_where_it_should() {
     let widths = others_of_width(&unit, [&last, &below, &split]);
     let (hopper, tiny) = (StepModel::HOPPER, f32::from_bits(3));
     let (mut aligns, mut floor, mut factors) = (hopper, hopper, hopper);
-    let (mut normalised, mut accumulator) = (hopper, hopper);
+    let (mut normalised, mut accumulator, mut huge) = (hopper, hopper, hopper);
     let (mut results, mut overflow, mut zero) = (hopper, hopper, hopper);
     aligns.zero_product = ZeroProduct::Aligns;
     floor.floor = Floor::None;
@@ -261,8 +263,11 @@ fn each_other_model_differs_where_it_should() {
     results.results = Subnormals::Flushed;
     overflow.overflow = Overflow::Largest;
     zero.zero_sum = ZeroSum::NegativeOfNegatives;
+    huge.huge_product = HugeProduct::Infinite;
     let f16 = Kind::F16;
-    let others: [Other; 8] = [
+    let (far, pair) = ([power(127); 2], [power(127), -power(127)]);
+    let others: [Other; 9] = [
+        (huge, Kind::Bf16, 0.0, &far, &pair),
         (aligns, f16, power(-25), &[0.0], &[power(15)]),
         (floor, Kind::Bf16, 0.0, &[power(-75); 8], &[power(-77); 8]),
         (factors, f16, 0.0, &[power(-24)], &[1.0]),

@@ -10,3 +10,4 @@ mod reference;
 mod runner;
 mod tensor;
 mod tensor_attention;
+mod tensor_step;
