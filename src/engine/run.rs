@@ -42,7 +42,7 @@ impl<B: Backend> Run<B> {
     /// Whatever in recipe, data or device does not fit.
     pub fn allocate(recipe: Recipe, backend: B) -> Result<Self, Error> {
         let plan = Arc::new(plan_of(&recipe)?);
-        Run::open_planned(recipe, plan, backend)
+        Run::allocate_planned(recipe, plan, backend)
     }
 
     /// As [`Run::open`], with the recipe's plan made before.
@@ -50,6 +50,12 @@ impl<B: Backend> Run<B> {
     /// # Errors
     /// As [`Run::open`].
     pub fn open_planned(recipe: Recipe, plan: Arc<Plan>, backend: B) -> Result<Self, Error> {
+        let mut run = Run::allocate_planned(recipe, plan, backend)?;
+        run.load_parameters()?;
+        Ok(run)
+    }
+
+    fn allocate_planned(recipe: Recipe, plan: Arc<Plan>, backend: B) -> Result<Self, Error> {
         let loader = DataLoader::open(&data_config(&recipe)?)?;
         let hyper = hyper_of(&recipe);
         let trainer = Trainer::new(backend, plan, hyper, recipe.warmup_steps)?;
