@@ -202,6 +202,24 @@ fn a_domain_that_cannot_be_proven_is_named_and_does_not_hide_the_others() {
 }
 
 #[test]
+fn a_golden_of_each_domain_verifies_and_a_flipped_bit_trips() {
+    for precision in ["tf32", "bf16", "f16"] {
+        let case = Case::new();
+        let recipe = format!("precision = {precision:?}\n{RECIPE}");
+        fs::write(case.path("small.toml"), recipe).expect("writes");
+        let said = case.bless("the first of its domain");
+        assert_eq!(said.code, 0, "{said:?}");
+        let domain = format!("domain {precision}.sm90");
+        assert!(case.golden().contains(&domain), "{domain}");
+        let said = case.verify(&[]);
+        assert!(said.out.contains("identical"), "{said:?}");
+        let said = case.verify(&["--flip", "1:model.norm.weight:0:20"]);
+        assert_eq!(said.code, 1, "{said:?}");
+        assert!(said.out.contains("model.norm.weight"), "{said:?}");
+    }
+}
+
+#[test]
 fn blessing_is_refused_without_a_reason_and_in_ci() {
     let case = Case::new();
     let silent = case.bless("  ");
