@@ -22,13 +22,11 @@ struct Own {
     float* ds;
 };
 
-// `p` and `ds` of a tile to the squares; the queries must have arrived when `arrive` returns.
-template <int D, int RM, int CN, class Arrive>
-__device__ __forceinline__ void score_grads(const Own& own, const QueryTile& tile, const Place& at, float scale,
-                                            int d, Arrive arrive) {
-    float dp[RM][8], s[RM][8];
-    dots<D, RM, CN>(dp, own.value, tile.douts + at.column * row_floats(d), d);
-    arrive();
+// `p` and `ds` of a tile to the squares, from the products `dp` of values and output gradients.
+template <int D, int RM, int CN>
+__device__ __forceinline__ void score_grads(const Own& own, const QueryTile& tile, const float (&dp)[RM][8],
+                                            const Place& at, float scale, int d) {
+    float s[RM][8];
     dots<D, RM, CN>(s, own.key, tile.queries + at.column * row_floats(d), d);
 #pragma unroll
     for (int i = 0; i < CN; i++) {
@@ -110,10 +108,6 @@ __device__ __forceinline__ void grad_key_value(const float* qkv, const float* do
         for (int c = 0; c < 4 * pieces<D>(); c++) dk[r][c] = dv[r][c] = 0.0f;
     const Own own = {keys + row * stride, values + row * stride, squares + row * SQUARE + at.column,
                      squares + (ROWS + row) * SQUARE + at.column};
-    auto arrive = [] {
-        copy_async_wait<0>();
-        __syncthreads();
-    };
     for (int step = 0; step < steps; step++) {
         const int query = query_of(step), n = count_of(query);
         const QueryTile tile = tile_of(step);
@@ -122,12 +116,19 @@ __device__ __forceinline__ void grad_key_value(const float* qkv, const float* do
         const bool meet = warp_begin < n;
         copy_async_wait<1>();
         __syncthreads();
-        if (!meet)
-            arrive();
-        else if (n > 32)
-            score_grads<D, RM, 8>(own, tile, at, scale, d, arrive);
-        else
-            score_grads<D, RM, 4>(own, tile, at, scale, d, arrive);
+        float dp[RM][8];
+        const float* const douts = tile.douts + at.column * row_floats(d);
+        if (meet && n > 32)
+            dots<D, RM, 8>(dp, own.value, douts, d);
+        else if (meet)
+            dots<D, RM, 4>(dp, own.value, douts, d);
+        // The queries have arrived: one barrier for all warps, whatever each has computed.
+        copy_async_wait<0>();
+        __syncthreads();
+        if (meet && n > 32)
+            score_grads<D, RM, 8>(own, tile, dp, at, scale, d);
+        else if (meet)
+            score_grads<D, RM, 4>(own, tile, dp, at, scale, d);
         __syncwarp(0xffffffffu);
         if (TILES > 1) {
             load_douts(step + 1);

@@ -17,13 +17,11 @@ struct KeyTile {
     int visible, visible_first, visible_last;
 };
 
-// `ds` of a tile to the square; the keys must have arrived when `arrive` returns.
-template <int D, int RM, int CN, class Arrive>
-__device__ __forceinline__ void score_grads(const KeyTile& tile, const float (&lse)[RM], const float (&delta)[RM],
-                                            float scale, int d, Arrive arrive) {
-    float dp[RM][8], s[RM][8];
-    dots<D, RM, CN>(dp, tile.dout, tile.value, d);
-    arrive();
+// `ds` of a tile to the square, from the products `dp` of output gradients and values.
+template <int D, int RM, int CN>
+__device__ __forceinline__ void score_grads(const KeyTile& tile, const float (&dp)[RM][8], const float (&lse)[RM],
+                                            const float (&delta)[RM], float scale, int d) {
+    float s[RM][8];
     dots<D, RM, CN>(s, tile.query, tile.key, d);
 #pragma unroll
     for (int r = 0; r < RM; r++)
@@ -92,18 +90,20 @@ __device__ __forceinline__ void grad_query(const float* qkv, const float* dout, 
         // Rows behind the sequence's end are zeros and see no key behind it.
         if (tile.visible_last > end - key) tile.visible_last = end - key;
         if (first + warp_row >= end) tile.visible_last = 0;
-        auto arrive = [] {
-            copy_async_wait<0>();
-            __syncthreads();
-        };
         copy_async_wait<1>();
         __syncthreads();
+        float dp[RM][8];
         if (tile.visible_last > 32)
-            score_grads<D, RM, 8>(tile, row_lse, row_delta, scale, d, arrive);
+            dots<D, RM, 8>(dp, tile.dout, tile.value, d);
         else if (tile.visible_last > 0)
-            score_grads<D, RM, 4>(tile, row_lse, row_delta, scale, d, arrive);
-        else
-            arrive();
+            dots<D, RM, 4>(dp, tile.dout, tile.value, d);
+        // The keys have arrived: one barrier for all warps, whatever each has computed.
+        copy_async_wait<0>();
+        __syncthreads();
+        if (tile.visible_last > 32)
+            score_grads<D, RM, 8>(tile, dp, row_lse, row_delta, scale, d);
+        else if (tile.visible_last > 0)
+            score_grads<D, RM, 4>(tile, dp, row_lse, row_delta, scale, d);
         __syncthreads();
         load_tile(values, v_from, key + TILE);
         if (tile.visible_last > 0) {

@@ -84,13 +84,14 @@ impl<'a> GradBuilder<'a> {
 
     /// Sends the gradient of `weight` to `target` until the next call; used for partial sums.
     pub fn redirect(&mut self, weight: Slot, target: Option<Slot>) {
+        let weight = self.program.master(weight);
         self.partial = target.map(|t| (weight, t));
     }
 
     /// Notes that the gradient of a parameter has been assigned whole.
     pub fn mark_assigned(&mut self, weight: Slot) -> Result<Slot, PlanError> {
         let grad = self.gradient_view(weight)?;
-        self.parameters.insert(weight, grad);
+        self.parameters.insert(self.program.master(weight), grad);
         Ok(grad)
     }
 
@@ -101,6 +102,7 @@ impl<'a> GradBuilder<'a> {
 
     /// The view of the gradient arena at a parameter's offset.
     pub fn gradient_view(&mut self, weight: Slot) -> Result<Slot, PlanError> {
+        let weight = self.program.master(weight);
         if let Some(&grad) = self.parameters.get(&weight) {
             return Ok(grad);
         }
@@ -112,9 +114,10 @@ impl<'a> GradBuilder<'a> {
             .view(self.arenas.1, range.start, name, spec.shape)
     }
 
-    /// Whether a parameter is trained.
+    /// Whether a parameter, or the one of which a slot is the shadow, is trained.
     pub fn is_trainable(&self, slot: Slot) -> bool {
-        self.program.slots.root(slot).0 == self.arenas.0
+        let master = self.program.master(slot);
+        self.program.slots.root(master).0 == self.arenas.0
     }
 
     /// Whether the gradient of an activation has a use.
@@ -187,6 +190,7 @@ impl<'a> GradBuilder<'a> {
 
     /// Where the gradient of a parameter goes: assigned the first time, added afterwards.
     pub fn parameter_target(&mut self, weight: Slot) -> (Slot, Store) {
+        let weight = self.program.master(weight);
         if let Some((redirected, target)) = self.partial
             && redirected == weight
         {
@@ -248,9 +252,13 @@ impl<'a> GradBuilder<'a> {
 
     fn add_gradient(&mut self, slot: Slot) -> Slot {
         let spec = self.program.slots.spec(slot).clone();
-        let grad = self
-            .program
-            .activation(format!("d.{}", spec.name), spec.shape);
+        let spec = TensorSpec::new(
+            format!("d.{}", spec.name),
+            spec.shape,
+            spec.dtype,
+            Role::Activation,
+        );
+        let grad = self.program.slots.add(spec);
         self.gradients.insert(slot, grad);
         grad
     }

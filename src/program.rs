@@ -3,11 +3,12 @@
 //! A slot either owns its place in the arena or is a view of another slot: a parameter is a view of
 //! the parameter arena, a row chunk a view of its activation. A program never holds a pointer.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::error::PlanError;
 use crate::op::{Access, Op, OpCall, Slot};
-use crate::shape::{DType, Role, Shape, TensorSpec};
+use crate::shape::{DType, Math, Role, Shape, TensorSpec};
 
 /// One entry of the slot table.
 #[derive(Clone, Debug, PartialEq)]
@@ -201,9 +202,73 @@ impl SlotTable {
 pub struct ProgramBuilder {
     pub slots: SlotTable,
     pub calls: Vec<OpCall>,
+    /// How products are computed; models give it to the ops they call.
+    pub math: Math,
+    /// The shadow of a parameter arena, by the arena.
+    shadow_arenas: BTreeMap<Slot, Slot>,
+    /// The parameter of which a slot is the shadow.
+    masters: BTreeMap<Slot, Slot>,
 }
 
 impl ProgramBuilder {
+    /// A builder of programs whose products are computed as `math` says.
+    pub fn of(math: Math) -> Self {
+        ProgramBuilder {
+            math,
+            ..ProgramBuilder::default()
+        }
+    }
+
+    /// A step-local tensor in the storage of products: what they read and write.
+    pub fn narrow_activation(&mut self, name: impl Into<String>, shape: impl Into<Shape>) -> Slot {
+        let storage = self.math.storage();
+        self.slots
+            .add(TensorSpec::new(name, shape, storage, Role::Activation))
+    }
+
+    /// Declares the shadow of a parameter arena: its elements rounded to the storage of products, at
+    /// the same places. `None` where products read the parameters themselves.
+    pub fn shadow_arena(&mut self, arena: Slot, name: &str) -> Option<Slot> {
+        let storage = self.math.storage();
+        let spec = self.slots.spec(arena);
+        if storage == spec.dtype {
+            return None;
+        }
+        let spec = TensorSpec::new(name, spec.shape.clone(), storage, Role::Derived);
+        let shadow = self.slots.add(spec);
+        self.shadow_arenas.insert(arena, shadow);
+        Some(shadow)
+    }
+
+    /// The parameter arenas that have a shadow, each with it.
+    pub fn shadows(&self) -> Vec<(Slot, Slot)> {
+        self.shadow_arenas.iter().map(|(&a, &s)| (a, s)).collect()
+    }
+
+    /// What a product reads for the parameter `weight`: its shadow where there is one.
+    ///
+    /// # Errors
+    /// [`PlanError::ViewOutOfBounds`] when the shadow is smaller than its arena.
+    pub fn product_operand(&mut self, weight: Slot) -> Result<Slot, PlanError> {
+        let (root, range) = self.slots.root(weight);
+        let Some(&shadow) = self.shadow_arenas.get(&root) else {
+            return Ok(weight);
+        };
+        if let Some((&known, _)) = self.masters.iter().find(|(_, master)| **master == weight) {
+            return Ok(known);
+        }
+        let spec = self.slots.spec(weight);
+        let (name, shape) = (format!("shadow.{}", spec.name), spec.shape.clone());
+        let view = self.slots.view(shadow, range.start, name, shape)?;
+        self.masters.insert(view, weight);
+        Ok(view)
+    }
+
+    /// The parameter of which `slot` is the shadow, or the slot itself.
+    pub fn master(&self, slot: Slot) -> Slot {
+        self.masters.get(&slot).copied().unwrap_or(slot)
+    }
+
     /// A step-local f32 tensor that later calls read.
     pub fn activation(&mut self, name: impl Into<String>, shape: impl Into<Shape>) -> Slot {
         self.slots

@@ -55,6 +55,79 @@ impl fmt::Display for DType {
     }
 }
 
+/// How the products of a program are computed, and with it how its activations are stored: the numeric
+/// domain, as an attribute of ops.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Math {
+    /// Chains of fused multiply-adds in binary32.
+    #[default]
+    F32,
+    /// Chains of tensor-core steps over operands rounded to tf32; everything is stored in binary32.
+    Tf32,
+    /// Chains of tensor-core steps over operands stored as bf16.
+    Bf16,
+    /// Chains of tensor-core steps over operands stored as f16, with a loss scale.
+    F16,
+}
+
+impl Math {
+    /// Every kind.
+    pub const ALL: [Math; 4] = [Math::F32, Math::Tf32, Math::Bf16, Math::F16];
+
+    /// What the operands of products, and the activations between them, are stored as.
+    pub const fn storage(self) -> DType {
+        match self {
+            Math::F32 | Math::Tf32 => DType::F32,
+            Math::Bf16 => DType::Bf16,
+            Math::F16 => DType::F16,
+        }
+    }
+
+    /// Whether this is plain binary32.
+    pub const fn is_f32(&self) -> bool {
+        matches!(self, Math::F32)
+    }
+
+    /// Whether gradients carry a loss scale.
+    pub const fn scales_loss(self) -> bool {
+        matches!(self, Math::F16)
+    }
+
+    /// The name of its numeric domain.
+    pub const fn domain(self) -> &'static str {
+        match self {
+            Math::F32 => "f32",
+            Math::Tf32 => "tf32.sm90",
+            Math::Bf16 => "bf16.sm90",
+            Math::F16 => "f16.sm90",
+        }
+    }
+
+    /// The kind whose domain has this name.
+    pub fn of_domain(name: &str) -> Option<Math> {
+        Math::ALL.into_iter().find(|math| math.domain() == name)
+    }
+
+    /// The lower-case name used in manifests and recipes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Math::F32 => "f32",
+            Math::Tf32 => "tf32",
+            Math::Bf16 => "bf16",
+            Math::F16 => "f16",
+        }
+    }
+}
+
+impl fmt::Display for Math {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// The dimensions of a tensor, outermost first, row-major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Shape(Vec<usize>);

@@ -10,7 +10,7 @@ use bitstep::op::tree_add::TreeAdd;
 use bitstep::op::{OpCall, Slot};
 use bitstep::plan::{ParamSlots, Plan, PlanConfig, StepInputs, TokenCut};
 use bitstep::program::{ProgramBuilder, SlotTable};
-use bitstep::shape::{DType, Role, TensorSpec};
+use bitstep::shape::{DType, Math, Role, TensorSpec};
 
 fn tensor(slots: &mut SlotTable, name: &str, elements: usize, role: Role) -> Slot {
     slots.add(TensorSpec::new(name, [elements], DType::F32, role))
@@ -82,6 +82,7 @@ fn backward_refuses_what_has_no_derivative_no_source_or_two() {
         "{error}"
     );
     let product = Matmul {
+        math: Math::F32,
         rows: 1,
         n_in: 2,
         n_out: 2,

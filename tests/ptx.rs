@@ -6,9 +6,12 @@ use std::path::Path;
 use bitstep::cuda::call::{Arg, DeviceShape};
 use bitstep::cuda::issue::launches;
 use bitstep::cuda::module::stem_of;
+use bitstep::cuda::probe::{Instruction, plan};
+use bitstep::cuda::probe_cases::{Category, Tiles};
 use bitstep::cuda::ptx::PTX;
 use bitstep::model::decoder::Decoder;
 use bitstep::model::{Family, ModelConfig};
+use bitstep::num::tensor_step::Kind;
 use bitstep::plan::{Plan, PlanConfig, ProgramKind};
 use serde_json::Value;
 
@@ -26,8 +29,25 @@ fn index() -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
+/// The matrix instructions that make the contract's step, besides the widths of wgmma.
+const CONTRACT_STEPS: [&str; 6] = [
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16",
+    "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32",
+];
+
+/// What orders wgmma and computes nothing.
+const WGMMA_ORDER: [&str; 3] = [
+    "wgmma.fence.sync.aligned;",
+    "wgmma.commit_group.sync.aligned;",
+    "wgmma.wait_group.sync.aligned",
+];
+
 /// The first instruction of a text that computes with floats and does not say how it rounds, or that
-/// adds floats in memory.
+/// adds floats in memory, or is a matrix instruction other than those of the contract's step.
 fn inexact(ptx: &str) -> Option<&str> {
     let rounded = ["add", "sub", "mul", "div", "fma", "sqrt", "rcp"];
     let never = ["ex2", "lg2", "sin", "cos", "rsqrt", "tanh", "mad"];
@@ -40,11 +60,15 @@ fn inexact(ptx: &str) -> Option<&str> {
         let parts: Vec<&str> = word.trim_end_matches(';').split('.').collect();
         let float = parts
             .iter()
-            .any(|p| ["f16", "bf16", "f32", "f64"].contains(p));
+            .any(|p| ["f16", "bf16", "tf32", "f32", "f64"].contains(p));
         let memory = ["atom", "red"].contains(&parts[0]);
         let approximate = parts.iter().any(|p| ["approx", "ftz", "full"].contains(p));
         let unrounded = rounded.contains(&parts[0]) && !parts.contains(&"rn");
-        float && (memory || approximate || unrounded || never.contains(&parts[0]))
+        // The only conversion to tf32 besides the one to nearest even rounds ties away from zero.
+        let away = parts.iter().any(|p| ["rna", "satfinite"].contains(p));
+        let matrix = ["mma", "wgmma", "wmma", "tcgen05"].contains(&parts[0]);
+        float && (memory || approximate || unrounded || away || never.contains(&parts[0]))
+            || matrix && !CONTRACT_STEPS.contains(&word) && !WGMMA_ORDER.contains(&word)
     })
 }
 
@@ -66,12 +90,19 @@ fn an_operation_without_a_rounding_is_found() {
         "red.global.add.f32 [%rd1], %f1;",
         "atom.global.add.f64 %fd1, [%rd1], %fd2;",
         "rsqrt.approx.f32 %f1, %f2;",
+        "cvt.rna.tf32.f32 %r1, %f1;",
+        "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r1, %r2}, {%r3},",
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f1, %f2}, {%r3},",
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%f1, %f2}, {%r3},",
+        "wgmma.mma_async.sync.aligned.m64n64k16.f16.f16.f16 {%r1}, %rd1, %rd2, p, 1, 1, 0, 0;",
     ];
     for line in bad {
         assert_eq!(inexact(line), Some(line));
     }
     let good = "fma.rn.f32 %f1, %f2, %f3, %f4;\nmax.f32 %f1, %f2, %f3;\nadd.s32 %r1, %r2, %r3;\n\
-        atom.global.add.u32 %r1, [%rd1], 1;\ncvt.rn.f32.f64 %f1, %fd1;";
+        atom.global.add.u32 %r1, [%rd1], 1;\ncvt.rn.f32.f64 %f1, %fd1;\n\
+        mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1}, {%r1};\n\
+        wgmma.wait_group.sync.aligned 0;";
     assert_eq!(inexact(good), None);
 }
 
@@ -170,6 +201,28 @@ fn every_launch_has_the_signature_of_its_kernel() {
         "only {} kernels were reached",
         reached.len()
     );
+}
+
+#[test]
+fn the_probes_launches_have_the_signatures_of_their_kernels() {
+    let index = index();
+    for instruction in [Instruction::Mma, Instruction::Wgmma] {
+        for kind in Kind::ALL {
+            let tiles = Tiles::generate(kind, Category::Chained, 2);
+            let plan = plan(instruction, &tiles);
+            let (stem, _) = stem_of(plan.launch.entry).expect("a file for every kernel");
+            let params = &index[stem]["kernels"][plan.launch.entry]["params"];
+            let given: Vec<&str> = plan.launch.args.iter().map(width).collect();
+            assert_eq!(serde_json::json!(given), *params, "{}", plan.launch.entry);
+            assert_eq!(plan.launch.grid, [2, 1, 1]);
+            for (region, values) in plan.regions.iter().zip([&tiles.a, &tiles.b]) {
+                assert_eq!(region.bytes, tiles.words(values).len() * 4);
+            }
+            for pair in plan.regions.windows(2) {
+                assert!(pair[0].end() <= pair[1].offset, "the operands lie apart");
+            }
+        }
+    }
 }
 
 /// How PTX declares a parameter of this kind.

@@ -7,6 +7,7 @@ use bitstep::manifest::Manifest;
 use bitstep::model::decoder::Decoder;
 use bitstep::model::{Family, ModelConfig};
 use bitstep::plan::{Plan, PlanConfig};
+use bitstep::shape::Math;
 
 /// One layer with grouped heads; for Qwen3 the heads are wider than the residual stream divided by them.
 fn plan(family: Family, config: PlanConfig) -> Plan {
@@ -45,6 +46,15 @@ fn manifest_of_qwen3_with_two_grains_and_a_tied_head() {
         ..PlanConfig::of(2, 5)
     };
     insta::assert_snapshot!(text_and_hash(&plan(Family::Qwen3, config).manifest()));
+}
+
+#[test]
+fn manifest_of_qwen2_in_f16_with_a_tied_head() {
+    let config = PlanConfig {
+        math: Math::F16,
+        ..PlanConfig::of(2, 5)
+    };
+    insta::assert_snapshot!(text_and_hash(&plan(Family::Qwen2, config).manifest()));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 
 use super::device::DeviceArguments;
+use super::precision::PrecisionArgument;
 use super::{Outcome, output};
 use crate::backend::Backend;
 use crate::data::Tokenizer;
@@ -17,6 +18,7 @@ use crate::error::{Error, ExitCode};
 use crate::io::ModelFolder;
 use crate::model::decoder::Decoder;
 use crate::plan::{Plan, PlanConfig};
+use crate::shape::Math;
 
 /// Windows are a multiple of this many positions, so that prompts of about one length share a plan.
 const WINDOW_STEP: usize = 32;
@@ -54,6 +56,8 @@ pub struct Generate {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    precision: PrecisionArgument,
+    #[command(flatten)]
     device: DeviceArguments,
 }
 
@@ -80,7 +84,8 @@ impl Generate {
         check_prompt(&prompt, folder.config().vocab_size)?;
         check_length(prompt.len(), tokens, maximum)?;
         let length = prompt.len().saturating_add(tokens);
-        let mut trainer = open(&folder, length, self.device.open()?)?;
+        let planned = (length, self.precision.math());
+        let mut trainer = open(&folder, planned, self.device.open()?)?;
         let found = generate(&mut trainer, &prompt, &request)?;
         let text = tokenizer.decode(&found.tokens)?;
         if self.json {
@@ -109,10 +114,18 @@ impl Generate {
 }
 
 /// A trainer that holds the folder's model over a window of at least `length` positions.
-fn open<B: Backend>(folder: &ModelFolder, length: usize, backend: B) -> Result<Trainer<B>, Error> {
+fn open<B: Backend>(
+    folder: &ModelFolder,
+    (length, math): (usize, Math),
+    backend: B,
+) -> Result<Trainer<B>, Error> {
     let config = folder.config();
     let window = length.next_multiple_of(WINDOW_STEP).min(config.max_seq_len);
-    let plan = Plan::build(&Decoder::new(config.clone()), PlanConfig::of(1, window))?;
+    let planned = PlanConfig {
+        math,
+        ..PlanConfig::of(1, window)
+    };
+    let plan = Plan::build(&Decoder::new(config.clone()), planned)?;
     let mut trainer = Trainer::new(backend, Arc::new(plan), Hyper::default(), 0)?;
     load_folder(&mut trainer, folder)?;
     Ok(trainer)

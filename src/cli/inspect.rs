@@ -60,6 +60,7 @@ impl Inspect {
             plan.flops(step) as f64 / 1e9,
             plan.flops(evaluate) as f64 / 1e9
         ));
+        output::line(format_args!("domain      {}", plan.config.math.domain()));
         output::line(format_args!("head        {}", head_text(&plan)));
         output::line(format_args!("manifest    {}", manifest.hash()));
         output::line(memory::heading(&plan.layout.describe()));
@@ -141,7 +142,7 @@ fn head_text(plan: &Plan) -> String {
         .iter()
         .map(|(slot, _)| plan.slots.spec(*slot).shape.elements() / plan.vocab_size.max(1));
     let most = rows.max().unwrap_or(0);
-    let bytes = most * plan.vocab_size * size_of::<f32>();
+    let bytes = most * plan.vocab_size * plan.config.math.storage().size();
     let chunks = plan.logits.len();
     format!(
         "{chunks} row chunk{} of at most {most} x {} logits, {}",

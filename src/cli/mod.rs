@@ -20,6 +20,7 @@ mod machine;
 mod memory;
 mod output;
 mod parity;
+mod precision;
 mod progress;
 mod recipe_options;
 mod roofline;

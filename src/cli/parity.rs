@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::Outcome;
 use super::device::DeviceArguments;
+use super::precision::PrecisionArgument;
 use crate::backend::Backend;
 use crate::error::ExitCode;
 use crate::parity::{self, Kind, ParityReport, Reference, Row, Tolerances};
@@ -20,30 +21,32 @@ pub struct Parity {
     #[command(flatten)]
     device: DeviceArguments,
     #[command(flatten)]
+    precision: PrecisionArgument,
+    #[command(flatten)]
     tolerances: ToleranceArguments,
     /// Print every comparison, not only the worst of each kind
     #[arg(long)]
     verbose: bool,
 }
 
-/// The largest relative errors accepted.
+/// The largest relative errors accepted; the defaults follow from the precision.
 #[derive(Args, Debug)]
 struct ToleranceArguments {
     /// Largest relative error of the logits of step 0
-    #[arg(long, value_name = "X", default_value_t = Tolerances::default().logits)]
-    tolerance_logits: f64,
+    #[arg(long, value_name = "X")]
+    tolerance_logits: Option<f64>,
     /// Largest relative error of each gradient of step 0, before clipping
-    #[arg(long, value_name = "X", default_value_t = Tolerances::default().gradients)]
-    tolerance_gradients: f64,
+    #[arg(long, value_name = "X")]
+    tolerance_gradients: Option<f64>,
     /// Largest relative error of each step's loss
-    #[arg(long, value_name = "X", default_value_t = Tolerances::default().losses)]
-    tolerance_losses: f64,
+    #[arg(long, value_name = "X")]
+    tolerance_losses: Option<f64>,
     /// Largest relative error of each step's gradient norm, before clipping
-    #[arg(long, value_name = "X", default_value_t = Tolerances::default().norms)]
-    tolerance_norms: f64,
+    #[arg(long, value_name = "X")]
+    tolerance_norms: Option<f64>,
     /// Largest error of each parameter after the last step, relative to how far it moved
-    #[arg(long, value_name = "X", default_value_t = Tolerances::default().change)]
-    tolerance_change: f64,
+    #[arg(long, value_name = "X")]
+    tolerance_change: Option<f64>,
 }
 
 impl Parity {
@@ -52,15 +55,16 @@ impl Parity {
         let backend = self.device.open()?;
         let reference = Reference::open(&self.folder)?;
         let device = backend.info().description;
-        let t = &self.tolerances;
+        let math = self.precision.math();
+        let (t, usual) = (&self.tolerances, Tolerances::of_math(math));
         let tolerances = Tolerances {
-            logits: t.tolerance_logits,
-            gradients: t.tolerance_gradients,
-            losses: t.tolerance_losses,
-            norms: t.tolerance_norms,
-            change: t.tolerance_change,
+            logits: t.tolerance_logits.unwrap_or(usual.logits),
+            gradients: t.tolerance_gradients.unwrap_or(usual.gradients),
+            losses: t.tolerance_losses.unwrap_or(usual.losses),
+            norms: t.tolerance_norms.unwrap_or(usual.norms),
+            change: t.tolerance_change.unwrap_or(usual.change),
         };
-        let report = parity::run(&reference, backend, &tolerances)?;
+        let report = parity::run(&reference, math, backend, &tolerances)?;
         let [steps, batch, seq_len] = reference.sizes();
         say!(
             "{}: {steps} steps of {batch} x {seq_len} tokens on {device}, against the record",

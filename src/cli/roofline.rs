@@ -182,6 +182,7 @@ mod tests {
 
     fn product(n_out: usize) -> PlacedCall {
         placed(Matmul {
+            math: crate::shape::Math::F32,
             rows: 1000,
             n_in: 1000,
             n_out,

@@ -14,9 +14,10 @@ use crate::golden::record::Disturb;
 use crate::golden::verify::{recipe_beside, verify};
 use crate::golden::{GoldenFile, Verdict};
 use crate::io::Recipe;
+use crate::shape::Math;
 
 /// The domains whose bits this build produces.
-pub const PROVABLE_DOMAINS: &str = "f32";
+pub const PROVABLE_DOMAINS: &str = "f32, tf32.sm90, bf16.sm90, f16.sm90";
 
 /// Arguments of `bitstep verify`.
 #[derive(Args, Debug)]
@@ -116,9 +117,9 @@ pub fn extent(golden: &GoldenFile) -> String {
 }
 
 fn check_provable(path: &Path, golden: &GoldenFile) -> Result<(), GoldenError> {
-    match golden.domain == PROVABLE_DOMAINS {
-        true => Ok(()),
-        false => Err(GoldenError::Unprovable {
+    match Math::of_domain(&golden.domain) {
+        Some(_) => Ok(()),
+        None => Err(GoldenError::Unprovable {
             path: path.display().to_string(),
             expected: PROVABLE_DOMAINS,
             found: golden.domain.clone(),
@@ -162,12 +163,14 @@ mod tests {
     #[test]
     fn a_domain_that_this_build_cannot_produce_is_named() {
         let hash = blake3::hash(b"").to_string();
-        let mut golden = GoldenFile::empty("bf16.sm90", hash.clone(), hash);
+        let mut golden = GoldenFile::empty("bf16.sm80", hash.clone(), hash);
         let refused = check_provable(Path::new("x.golden"), &golden);
         let error = Error::from(refused.unwrap_err());
         assert_eq!(error.exit_code(), ExitCode::Device);
-        assert!(error.to_string().contains("bf16.sm90"), "{error}");
-        golden.domain = "f32".into();
-        assert!(check_provable(Path::new("x.golden"), &golden).is_ok());
+        assert!(error.to_string().contains("bf16.sm80"), "{error}");
+        for math in Math::ALL {
+            golden.domain = math.domain().into();
+            assert!(check_provable(Path::new("x.golden"), &golden).is_ok());
+        }
     }
 }

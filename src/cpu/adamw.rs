@@ -9,6 +9,7 @@ use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
 use crate::op::adamw::AdamW;
 use crate::op::step_values::{ReportWords, StepScalars};
+use crate::shape::DType;
 
 /// Elements a task takes.
 const BLOCK: usize = 1 << 14;
@@ -17,6 +18,8 @@ struct Update<'a> {
     op: &'a AdamW,
     scalars: StepScalars,
     coefficient: f32,
+    /// One over the loss scale that the gradients carry; exact, as the scale is a power of two.
+    unscale: f32,
     /// Elements from the start of the block to which weight decay applies.
     decayed: usize,
     grad: &'a [f32],
@@ -32,6 +35,7 @@ impl Task for Update<'_> {
     fn run(self) {
         let n = self.grad.len();
         let (op, s, coefficient) = (self.op, self.scalars, self.coefficient);
+        let unscale = self.unscale;
         let grad = &self.grad[..n];
         let (p, m, v) = (
             &mut self.param[..n],
@@ -42,7 +46,7 @@ impl Task for Update<'_> {
         let split = self.decayed.min(n);
         for (range, decay) in [(0..split, s.decay), (split..n, 1.0)] {
             for i in range {
-                let g = grad[i] * coefficient;
+                let g = (grad[i] * unscale) * coefficient;
                 let m1 = op.beta1.mul_add(m[i], op.one_minus_beta1 * g);
                 let m2 = op.beta2.mul_add(v[i], (op.one_minus_beta2 * g) * g);
                 let update =
@@ -53,6 +57,20 @@ impl Task for Update<'_> {
             }
         }
     }
+}
+
+/// One over the loss scale that the step's gradients carry.
+fn unscale(op: &AdamW, report: &ReportWords) -> f32 {
+    match op.math.scales_loss() {
+        true => 1.0 / f32::from_bits(report.loss_scale),
+        false => 1.0,
+    }
+}
+
+/// `to = from`.
+fn copy(to: &mut [f32], from: &[f32]) {
+    let blocks = to.par_chunks_mut(BLOCK).zip(from.par_chunks(BLOCK));
+    blocks.for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 /// One step of AdamW, or nothing at all when the report says that the step is dropped.
@@ -67,6 +85,11 @@ pub fn update(
     let param: &mut [f32] = operands.write(0)?;
     let moment1: &mut [f32] = operands.write(1)?;
     let moment2: &mut [f32] = operands.write(2)?;
+    // Rounded to the shadow's own storage where the call stores it.
+    let shadow: Option<&mut [f32]> = match op.math.storage() {
+        DType::F32 => None,
+        _ => Some(operands.write(3)?),
+    };
     let lengths = [
         ("scalars", 1, scalars.len()),
         ("report", 1, report.len()),
@@ -74,6 +97,11 @@ pub fn update(
         ("param", op.elements, param.len()),
         ("moment1", op.elements, moment1.len()),
         ("moment2", op.elements, moment2.len()),
+        (
+            "shadow",
+            op.elements,
+            shadow.as_ref().map_or(op.elements, |s| s.len()),
+        ),
     ];
     for (operand, expected, found) in lengths {
         expect_len(operand, expected, found)?;
@@ -83,6 +111,7 @@ pub fn update(
         return Ok(());
     }
     let coefficient = f32::from_bits(report.clip_coefficient);
+    let unscale = unscale(op, &report);
     let path = context.path();
     context.run(|| {
         let blocks = grad.par_chunks(BLOCK).zip(param.par_chunks_mut(BLOCK)).zip(
@@ -98,6 +127,7 @@ pub fn update(
                     op,
                     scalars,
                     coefficient,
+                    unscale,
                     decayed,
                     grad,
                     param,
@@ -106,6 +136,9 @@ pub fn update(
                 };
                 dispatch(path, task);
             });
+        if let Some(shadow) = shadow {
+            copy(shadow, param);
+        }
     });
     Ok(())
 }

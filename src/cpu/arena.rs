@@ -165,6 +165,25 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
+    /// Operands of the same op, none of them there yet.
+    pub(super) fn like<'b>(&self) -> Operands<'b> {
+        Operands {
+            stem: self.stem,
+            reads: Vec::new(),
+            writes: Vec::new(),
+        }
+    }
+
+    /// Adds the next read operand.
+    pub(super) fn push_read(&mut self, bytes: &'a [u8]) {
+        self.reads.push(bytes);
+    }
+
+    /// Adds the next written operand.
+    pub(super) fn push_write(&mut self, bytes: &'a mut [u8]) {
+        self.writes.push(Some(bytes));
+    }
+
     /// Read operand `index` as elements of type `T`.
     ///
     /// # Errors

@@ -13,7 +13,9 @@ use super::attention_block::{
     padded, with_scratch,
 };
 pub use super::attention_grad::{grad_key_value, grad_query};
+use super::attention_tensor;
 use super::context::CpuContext;
+use super::matmul::kind_of;
 use super::simd::{SimdPath, Task, dispatch};
 use crate::error::DeviceError;
 use crate::num;
@@ -89,15 +91,20 @@ pub(super) fn head_rows<'a>(
     }
 }
 
-/// Cuts a matrix of `stride` columns into the rows of each block.
+/// How many rows each block has.
+pub(super) fn row_counts(blocks: &[Block]) -> Vec<usize> {
+    blocks.iter().map(|block| block.rows.len()).collect()
+}
+
+/// Cuts a matrix of `stride` columns into parts of these many rows each.
 pub(super) fn cut<'a>(
     mut rest: &'a mut [f32],
     stride: usize,
-    blocks: &[Block],
+    counts: &[usize],
 ) -> Vec<&'a mut [f32]> {
-    let mut parts = Vec::with_capacity(blocks.len());
-    for block in blocks {
-        let (part, tail) = rest.split_at_mut(block.rows.len() * stride);
+    let mut parts = Vec::with_capacity(counts.len());
+    for count in counts {
+        let (part, tail) = rest.split_at_mut(count * stride);
         parts.push(part);
         rest = tail;
     }
@@ -114,6 +121,9 @@ pub fn forward(
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
     let shape = &op.shape;
+    if let Some(kind) = kind_of(op.math) {
+        return attention_tensor::forward(context, (kind, shape), operands);
+    }
     let (rows, heads) = (shape.rows(), shape.heads);
     let qkv: &[f32] = operands.read(0)?;
     let o: &mut [f32] = operands.write(0)?;
@@ -123,8 +133,9 @@ pub fn forward(
     expect("o", rows * heads.query_columns(), o.len())?;
     expect("lse", rows * heads.n_heads, lse.len())?;
     let blocks = Block::all(context, shape);
-    let outputs = cut(o, heads.query_columns(), &blocks);
-    let logs = cut(lse, heads.n_heads, &blocks);
+    let counts = row_counts(&blocks);
+    let outputs = cut(o, heads.query_columns(), &counts);
+    let logs = cut(lse, heads.n_heads, &counts);
     let path = context.path();
     context.run(|| {
         let parts = blocks.par_iter().zip(outputs).zip(logs).with_max_len(1);

@@ -8,13 +8,15 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::arena::Operands;
-use super::attention::{Block, cut, expect, expect_heads, head_rows};
+use super::attention::{Block, cut, expect, expect_heads, head_rows, row_counts};
 use super::attention_block::{
     CHUNK, Chains, Columns, Lanes, Pairing, Rows, Scratch, Side, StoreRows, TILE, padded,
     with_scratch,
 };
+use super::attention_tensor;
 use super::context::CpuContext;
 use super::gemm_pack::Buffer;
+use super::matmul::kind_of;
 use super::simd::{SimdPath, Task, dispatch};
 use crate::error::DeviceError;
 use crate::num;
@@ -31,6 +33,10 @@ pub fn grad_query(
     op: &AttentionGradQuery,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
+    if let Some(kind) = kind_of(op.math) {
+        let wanted = attention_tensor::Columns::Query;
+        return attention_tensor::grad(context, (kind, &op.shape, wanted), operands);
+    }
     let (inputs, dqkv) = Inputs::take(&op.shape, operands)?;
     inputs.each_block(context, dqkv, |pass, scratch, rows| {
         for head in 0..op.shape.heads.n_heads {
@@ -49,6 +55,10 @@ pub fn grad_key_value(
     op: &AttentionGradKeyValue,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
+    if let Some(kind) = kind_of(op.math) {
+        let wanted = attention_tensor::Columns::KeyValue;
+        return attention_tensor::grad(context, (kind, &op.shape, wanted), operands);
+    }
     let (inputs, dqkv) = Inputs::take(&op.shape, operands)?;
     inputs.each_block(context, dqkv, |pass, scratch, rows| {
         for kv_head in 0..op.shape.heads.n_kv_heads {
@@ -100,7 +110,7 @@ impl<'a> Inputs<'a> {
         work: impl Fn(Pass, &mut Scratch, &mut [f32]) + Sync,
     ) {
         let blocks = Block::all(context, self.shape);
-        let parts = cut(dqkv, self.shape.heads.columns(), &blocks);
+        let parts = cut(dqkv, self.shape.heads.columns(), &row_counts(&blocks));
         let path = context.path();
         context.run(|| {
             let parts = blocks.par_iter().zip(parts).with_max_len(1);

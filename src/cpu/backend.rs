@@ -2,6 +2,7 @@
 
 use super::arena::{CpuArena, Operands};
 use super::context::CpuContext;
+use super::narrow::run_widened;
 use super::{
     adamw, attention, bias, clip, cross_entropy, embed, matmul, rms_norm, rope, swiglu, tree_add,
 };
@@ -53,7 +54,10 @@ impl CpuBackend {
 
     fn run(&self, arena: &mut CpuArena, call: &PlacedCall) -> Result<(), DeviceError> {
         let mut operands = arena.borrow(call)?;
-        execute(&self.context, &call.call.op, &mut operands)
+        let (context, op) = (&self.context, &call.call.op);
+        run_widened(context, op, &mut operands, |operands| {
+            execute(context, op, operands)
+        })
     }
 }
 

@@ -10,7 +10,9 @@ use crate::error::DeviceError;
 use crate::num::lanes::square_sum_f64;
 use crate::num::tree::TreeFold;
 use crate::op::clip::{Clip, GradSquares, SQUARES_BLOCK};
-use crate::op::step_values::{Dropped, ReportWords, StepScalars, canonical_bits};
+use crate::op::step_values::{
+    Dropped, Finite, LossScale, ReportWords, StepScalars, canonical_bits,
+};
 
 struct BlockSquares<'a> {
     block: &'a [f32],
@@ -58,13 +60,32 @@ pub fn clip(_context: &CpuContext, op: &Clip, operands: &mut Operands) -> Result
         fold.push(p, |a, b| a + b);
     }
     let squares = fold.finish(|a, b| a + b).unwrap_or(0.0);
-    report[0] = decide(squares, loss[0], &scalars[0]);
+    let Some(scaling) = op.loss_scaling else {
+        report[0] = decide(squares.sqrt(), loss[0], &scalars[0]);
+        return Ok(());
+    };
+    let state: &mut [LossScale] = operands.write(1)?;
+    expect_len("loss_scale", 1, state.len())?;
+    let norm = squares.sqrt() / f64::from(state[0].scale);
+    report[0] = ReportWords {
+        loss_scale: state[0].scale.to_bits(),
+        ..decide(norm, loss[0], &scalars[0])
+    };
+    state[0] = state[0].after(finite(report[0].dropped), scaling.growth_interval);
     Ok(())
 }
 
-/// The clip coefficient and whether the step is applied.
-pub fn decide(squares: f64, loss: f32, scalars: &StepScalars) -> ReportWords {
-    let norm = squares.sqrt();
+/// Whether loss and norm of a step were finite, by why it was dropped.
+fn finite(dropped: u32) -> Finite {
+    let overflow = Dropped::NON_FINITE_LOSS | Dropped::NON_FINITE_NORM;
+    match Dropped::from_bits_retain(dropped).intersects(overflow) {
+        true => Finite::No,
+        false => Finite::Yes,
+    }
+}
+
+/// The clip coefficient and whether the step is applied, for the norm of gradients without loss scale.
+pub fn decide(norm: f64, loss: f32, scalars: &StepScalars) -> ReportWords {
     let coefficient = (f64::from(scalars.max_norm) / (norm + 1e-6)).min(1.0);
     let mut dropped = Dropped::empty();
     dropped.set(Dropped::NON_FINITE_LOSS, !loss.is_finite());
@@ -76,7 +97,8 @@ pub fn decide(squares: f64, loss: f32, scalars: &StepScalars) -> ReportWords {
         clip_coefficient: canonical_bits(coefficient as f32),
         applied: u32::from(dropped.is_empty()),
         dropped: dropped.bits(),
-        reserved: [0; 3],
+        loss_scale: 0,
+        reserved: [0; 2],
     }
 }
 
@@ -95,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_norm_clips_and_not_its_square() {
-        let report = decide(16.0, 1.0, &scalars(2.0, f32::INFINITY));
+        let report = decide(4.0, 1.0, &scalars(2.0, f32::INFINITY));
         assert_eq!(f32::from_bits(report.grad_norm), 4.0);
         let coefficient = f32::from_bits(report.clip_coefficient);
         assert!((coefficient - 0.5).abs() < 1e-6, "{coefficient}");
@@ -104,7 +126,7 @@ mod tests {
     #[test]
     fn a_norm_under_the_limit_or_no_limit_gives_exactly_one() {
         for max_norm in [5.0, f32::INFINITY] {
-            let report = decide(16.0, 1.0, &scalars(max_norm, f32::INFINITY));
+            let report = decide(4.0, 1.0, &scalars(max_norm, f32::INFINITY));
             assert_eq!(f32::from_bits(report.clip_coefficient), 1.0);
             assert_eq!(report.applied, 1);
         }
@@ -117,13 +139,13 @@ mod tests {
             (decide(f64::NAN, 1.0, &open), Dropped::NON_FINITE_NORM),
             (decide(f64::INFINITY, 1.0, &open), Dropped::NON_FINITE_NORM),
             (decide(1.0, f32::NAN, &open), Dropped::NON_FINITE_LOSS),
-            (decide(16.0, 1.0, &scalars(1.0, 3.9)), Dropped::SPIKE),
+            (decide(4.0, 1.0, &scalars(1.0, 3.9)), Dropped::SPIKE),
         ];
         for (report, why) in cases {
             assert_eq!((report.applied, report.dropped), (0, why.bits()));
         }
         assert_eq!(
-            decide(16.0, 1.0, &scalars(1.0, 4.0)).applied,
+            decide(4.0, 1.0, &scalars(1.0, 4.0)).applied,
             1,
             "the limit itself passes"
         );

@@ -10,7 +10,7 @@ use crate::error::DeviceError;
 use crate::num;
 use crate::num::lanes::{lane_max, lane_reduce_rows};
 use crate::op::cross_entropy::{CrossEntropy, IGNORE, LogitsAfter, LossSum};
-use crate::op::step_values::StepScalars;
+use crate::op::step_values::{LossScale, StepScalars};
 
 /// What a row gives besides its logits.
 struct RowResult {
@@ -48,6 +48,8 @@ struct RowGrad<'a> {
     target: usize,
     lse: f32,
     factor: f32,
+    /// What the gradient is multiplied by at last; `None` where there is no loss scale.
+    scale: Option<f32>,
 }
 
 impl Task for RowGrad<'_> {
@@ -61,6 +63,9 @@ impl Task for RowGrad<'_> {
             *x = num::exp(*x - lse) * factor;
         }
         self.logits[self.target] = target;
+        if let Some(scale) = self.scale {
+            self.logits.iter_mut().for_each(|x| *x *= scale);
+        }
     }
 }
 
@@ -146,6 +151,10 @@ pub fn forward(
             });
         }
         LogitsAfter::Gradient => {
+            let scale = match op.math.scales_loss() {
+                true => Some(loss_scale(operands.read(3)?)?),
+                false => None,
+            };
             let logits: &mut [f32] = operands.write(2)?;
             expect_len("logits", op.rows * op.vocab_size, logits.len())?;
             let all = outputs.zip(logits.par_chunks_mut(op.vocab_size));
@@ -162,6 +171,7 @@ pub fn forward(
                                     target,
                                     lse,
                                     factor,
+                                    scale,
                                 },
                             );
                         }
@@ -171,6 +181,12 @@ pub fn forward(
         }
     }
     Ok(())
+}
+
+/// The loss scale of the step.
+fn loss_scale(state: &[LossScale]) -> Result<f32, DeviceError> {
+    expect_len("loss_scale", 1, state.len())?;
+    Ok(state[0].scale)
 }
 
 /// The loss: row losses in token order, cut as the op says, times one over the normaliser.

@@ -1,13 +1,74 @@
-//! Linear layers on the CPU: the three matrix products over the blocked chain.
+//! Linear layers on the CPU: the three matrix products over the blocked chain, of fused multiply-adds or of
+//! tensor-core steps.
 
 use super::arena::Operands;
 use super::context::CpuContext;
 use super::gemm::{Form, Gemm, Mat, MatMut, gemm};
+use super::tensor_gemm::{Elements, TensorGemm, TensorMat, TensorSum, tensor_gemm};
 use crate::error::DeviceError;
+use crate::num::tensor_step::Kind;
+use crate::num::tree::TokenSum;
 use crate::op::Store;
 use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
+use crate::shape::Math;
+
+/// The kind of tensor-core step; `None` for chains of fused multiply-adds.
+pub(super) fn kind_of(math: Math) -> Option<Kind> {
+    match math {
+        Math::F32 => None,
+        Math::Tf32 => Some(Kind::Tf32),
+        Math::Bf16 => Some(Kind::Bf16),
+        Math::F16 => Some(Kind::F16),
+    }
+}
+
+/// One product of either kind.
+struct Product<'a> {
+    math: Math,
+    form: Form,
+    a: Mat<'a>,
+    b: Mat<'a>,
+    bias: Option<&'a [f32]>,
+    sum: Option<TokenSum>,
+    store: Store,
+}
+
+impl<'a> Product<'a> {
+    fn run(&self, context: &CpuContext, c: MatMut) -> Result<(), DeviceError> {
+        let Some(kind) = kind_of(self.math) else {
+            let product = Gemm {
+                form: self.form,
+                a: self.a,
+                b: self.b,
+                bias: self.bias,
+                sum: self.sum,
+                store: self.store,
+            };
+            return gemm(context, &product, c);
+        };
+        let mat = |m: Mat<'a>| TensorMat {
+            elements: Elements::F32(m.data),
+            rows: m.rows,
+            cols: m.cols,
+            stride: m.stride,
+        };
+        let product = TensorGemm {
+            kind,
+            form: self.form,
+            a: mat(self.a),
+            b: mat(self.b),
+            bias: self.bias,
+            sum: self.sum.map_or(TensorSum::Chain, TensorSum::Tokens),
+            store: self.store,
+        };
+        tensor_gemm(context, &product, c)
+    }
+}
 
 /// `y = x · weightᵀ (+ bias)`.
+///
+/// # Errors
+/// Operands that are missing or of the wrong size.
 pub fn forward(
     context: &CpuContext,
     op: &Matmul,
@@ -17,7 +78,8 @@ pub fn forward(
         true => Some(operands.read(2)?),
         false => None,
     };
-    let product = Gemm {
+    let product = Product {
+        math: op.math,
         form: Form::Nt,
         a: Mat::tight(operands.read(0)?, op.rows, op.n_in),
         b: Mat::tight(operands.read(1)?, op.n_out, op.n_in),
@@ -26,16 +88,20 @@ pub fn forward(
         store: Store::Assign,
     };
     let y = MatMut::tight(operands.write(0)?, op.rows, op.n_out);
-    gemm(context, &product, y)
+    product.run(context, y)
 }
 
 /// `dx = dy · weight`.
+///
+/// # Errors
+/// Operands that are missing or of the wrong size.
 pub fn grad_input(
     context: &CpuContext,
     op: &MatmulGradInput,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
-    let product = Gemm {
+    let product = Product {
+        math: op.math,
         form: Form::Nn,
         a: Mat::tight(operands.read(0)?, op.rows, op.n_out),
         b: Mat::tight(operands.read(1)?, op.n_out, op.n_in),
@@ -44,17 +110,21 @@ pub fn grad_input(
         store: Store::Assign,
     };
     let dx = MatMut::tight(operands.write(0)?, op.rows, op.n_in);
-    gemm(context, &product, dx)
+    product.run(context, dx)
 }
 
 /// `dweight (+)= dyᵀ · x`, cut into pieces and grains.
+///
+/// # Errors
+/// Operands that are missing or of the wrong size.
 pub fn grad_weight(
     context: &CpuContext,
     op: &MatmulGradWeight,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
     let tokens = op.sum.tokens;
-    let product = Gemm {
+    let product = Product {
+        math: op.math,
         form: Form::Tn,
         a: Mat::tight(operands.read(0)?, tokens, op.n_out),
         b: Mat::tight(operands.read(1)?, tokens, op.n_in),
@@ -63,5 +133,5 @@ pub fn grad_weight(
         store: op.store,
     };
     let dweight = MatMut::tight(operands.write(0)?, op.n_out, op.n_in);
-    gemm(context, &product, dweight)
+    product.run(context, dweight)
 }

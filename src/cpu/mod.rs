@@ -5,6 +5,7 @@ pub mod arena;
 pub mod attention;
 mod attention_block;
 mod attention_grad;
+mod attention_tensor;
 pub mod backend;
 pub mod bias;
 pub mod clip;
@@ -15,6 +16,7 @@ pub mod gemm;
 mod gemm_block;
 mod gemm_pack;
 pub mod matmul;
+mod narrow;
 pub mod peak;
 pub mod rms_norm;
 pub mod rope;
@@ -22,6 +24,11 @@ pub mod rows;
 pub mod simd;
 mod simd_path;
 pub mod swiglu;
+mod tensor_block;
+pub mod tensor_gemm;
+mod tensor_tile;
+#[cfg(target_arch = "x86_64")]
+mod tensor_x86;
 pub mod tree_add;
 
 pub use backend::CpuBackend;

@@ -225,9 +225,15 @@ pub fn grad(
     let rstd: &[f32] = operands.read(3)?;
     let dr: &mut [f32] = operands.write(0)?;
     let dweight: Option<&mut [f32]> = match op.weight_grad {
+        true => Some(operands.write(1 + usize::from(op.delta_grad))?),
+        false => None,
+    };
+    let ddelta: Option<&mut [f32]> = match op.delta_grad {
         true => Some(operands.write(1)?),
         false => None,
     };
+    let ddelta_len = ddelta.as_ref().map_or(tokens * d, |x| x.len());
+    expect_len("ddelta", tokens * d, ddelta_len)?;
     for (name, found) in [("dh", dh.len()), ("r", r.len()), ("dr", dr.len())] {
         expect_len(name, tokens * d, found)?;
     }
@@ -252,6 +258,10 @@ pub fn grad(
             };
             dispatch(path, task);
         });
+        if let Some(ddelta) = ddelta {
+            let parts = ddelta.par_chunks_mut(rows * d).zip(dr.par_chunks(rows * d));
+            parts.for_each(|(ddelta, dr)| ddelta.copy_from_slice(dr));
+        }
     });
     if let Some(dweight) = dweight {
         token_sums(context, &op.sum, dweight, |chains| {

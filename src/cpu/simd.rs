@@ -6,6 +6,9 @@
 #![allow(unsafe_code)]
 
 pub use crate::cpu::simd_path::SimdPath;
+use crate::cpu::tensor_tile::Panel;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::tensor_x86;
 
 /// Plain code to be compiled once for every path.
 pub trait Task {
@@ -29,6 +32,21 @@ pub fn dispatch<T: Task>(path: SimdPath, task: T) -> T::Out {
         SimdPath::Avx512 => unsafe { x86::run_avx512(task) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => task.run(),
+    }
+}
+
+/// Runs a panel of tensor-core chains with the instructions of `path`.
+pub(super) fn tensor_panel(path: SimdPath, panel: Panel) {
+    match path.usable() {
+        SimdPath::Scalar => panel.run(),
+        // SAFETY: `usable` returns a path above Scalar only when `probe` detected its features.
+        #[cfg(target_arch = "x86_64")]
+        SimdPath::Avx2 => unsafe { tensor_x86::chains_avx2(panel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        SimdPath::Avx512 => unsafe { tensor_x86::chains_avx512(panel) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => panel.run(),
     }
 }
 

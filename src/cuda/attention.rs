@@ -269,6 +269,7 @@ mod tests {
     use super::*;
     use crate::op::rope::Heads;
     use crate::op::{Op, OpCall, Slot};
+    use crate::shape::Math;
 
     const DEVICE: DeviceShape = DeviceShape {
         multiprocessors: 132,
@@ -314,13 +315,37 @@ mod tests {
     /// The four launches of a shape.
     fn launches(shape: AttentionShape, offset: usize) -> [KernelLaunch; 4] {
         let take = |mut all: CallLaunches| all.launches.remove(0);
-        let (op, call) = placed(Attention { shape }, offset);
+        let (op, call) = placed(
+            Attention {
+                math: Math::F32,
+                shape,
+            },
+            offset,
+        );
         let first = take(forward(&op, &call, &DEVICE));
-        let (op, call) = placed(AttentionDelta { shape }, offset);
+        let (op, call) = placed(
+            AttentionDelta {
+                math: Math::F32,
+                shape,
+            },
+            offset,
+        );
         let second = take(delta(&op, &call, &DEVICE));
-        let (op, call) = placed(AttentionGradQuery { shape }, offset);
+        let (op, call) = placed(
+            AttentionGradQuery {
+                math: Math::F32,
+                shape,
+            },
+            offset,
+        );
         let third = take(grad_query(&op, &call, &DEVICE));
-        let (op, call) = placed(AttentionGradKeyValue { shape }, offset);
+        let (op, call) = placed(
+            AttentionGradKeyValue {
+                math: Math::F32,
+                shape,
+            },
+            offset,
+        );
         [
             first,
             second,

@@ -13,6 +13,7 @@ use super::identity::Identity;
 use super::issue::{fold, launches, resolve};
 use super::launch::launch;
 use super::module::Modules;
+use super::precision::has_kernels;
 use super::products::{GemmChoice, LibraryProduct, Products, Provider, library_product};
 use crate::backend::{
     ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
@@ -267,6 +268,9 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&self, layout: &Layout, calls: &[PlacedCall]) -> Result<CudaArena, DeviceError> {
+        calls
+            .iter()
+            .try_for_each(|call| has_kernels(&call.call.op))?;
         let workspace = self.workspace(layout, calls);
         let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), workspace)?;
         self.modules.prepare(self.entries(calls))?;
@@ -278,6 +282,7 @@ impl Backend for CudaBackend {
     }
 
     fn launch(&self, arena: &mut CudaArena, call: &PlacedCall) -> Result<(), DeviceError> {
+        has_kernels(&call.call.op)?;
         self.device.bind()?;
         let product = matches!(
             call.call.op,

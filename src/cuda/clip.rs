@@ -53,7 +53,10 @@ mod tests {
 
     /// The launch of clip for so many partials.
     fn of(partials: usize) -> KernelLaunch {
-        let op = Clip { partials };
+        let op = Clip {
+            loss_scaling: None,
+            partials,
+        };
         let region = |offset| Region { offset, bytes: 4 };
         let call = PlacedCall {
             call: OpCall {

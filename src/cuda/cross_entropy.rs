@@ -100,6 +100,7 @@ mod tests {
     use crate::layout::Region;
     use crate::num::tree::TokenSum;
     use crate::op::{Op, OpCall};
+    use crate::shape::Math;
 
     const H200: DeviceShape = DeviceShape {
         multiprocessors: 132,
@@ -128,6 +129,7 @@ mod tests {
     fn launch(rows: usize, vocab_size: usize, device: &DeviceShape) -> KernelLaunch {
         let after = LogitsAfter::Gradient;
         let op = CrossEntropy {
+            math: Math::F32,
             rows,
             vocab_size,
             after,

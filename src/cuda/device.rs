@@ -223,11 +223,6 @@ fn elapsed_time(device: &str) -> Result<ElapsedTime, DeviceError> {
 }
 
 impl Device {
-    /// Whether a kernel may start before its predecessor has ended, and wait for it by itself.
-    pub(super) fn programmatic(&self) -> bool {
-        self.info.capability >= (9, 0)
-    }
-
     /// Opens device `ordinal`.
     ///
     /// # Errors

@@ -39,41 +39,23 @@ pub(super) fn launch(
         .map(|v| std::ptr::from_mut(v).cast())
         .collect();
     let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
-    let mut attributes = [early_start()];
-    let config = sys::CUlaunchConfig {
-        gridDimX: gx,
-        gridDimY: gy,
-        gridDimZ: gz,
-        blockDimX: bx,
-        blockDimY: by,
-        blockDimZ: bz,
-        sharedMemBytes: launch.shared_bytes,
-        hStream: device.stream(),
-        attrs: attributes.as_mut_ptr(),
-        numAttrs: u32::from(device.programmatic()),
-    };
     // SAFETY: the function is loaded in this device's context; the committed signatures are held equal
     // to the arguments' types by a test; every pointer is an address inside the arena, which the
-    // caller holds; the driver copies parameters and attributes before it returns. A kernel that may
-    // start early was loaded in the form that waits for its predecessor first.
+    // caller holds; the driver copies the parameters before it returns.
     let status = unsafe {
-        sys::cuLaunchKernelEx(
-            &config,
+        sys::cuLaunchKernel(
             function.0,
+            gx,
+            gy,
+            gz,
+            bx,
+            by,
+            bz,
+            launch.shared_bytes,
+            device.stream(),
             params.as_mut_ptr(),
             std::ptr::null_mut(),
         )
     };
-    device.check("cuLaunchKernelEx", status)
-}
-
-/// Lets a kernel start before its predecessor in the stream has ended.
-fn early_start() -> sys::CUlaunchAttribute {
-    sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue {
-            programmaticStreamSerializationAllowed: 1,
-        },
-    }
+    device.check("cuLaunchKernel", status)
 }

@@ -339,6 +339,7 @@ pub fn fold(op: &MatmulGradWeight, call: &PlacedCall, _: &DeviceShape) -> CallLa
 mod tests {
     use super::*;
     use crate::op::{Op, OpCall};
+    use crate::shape::Math;
 
     const H200: DeviceShape = DeviceShape {
         multiprocessors: 132,
@@ -377,6 +378,7 @@ mod tests {
 
     fn forward_entry(rows: usize, n_in: usize, n_out: usize, start: usize) -> (&'static str, u32) {
         let op = Matmul {
+            math: Math::F32,
             rows,
             n_in,
             n_out,
@@ -408,6 +410,7 @@ mod tests {
 
     fn weight_op(tokens: usize, grain: usize, piece: usize) -> MatmulGradWeight {
         MatmulGradWeight {
+            math: Math::F32,
             n_in: 128,
             n_out: 384,
             sum: TokenSum {
@@ -446,6 +449,7 @@ mod tests {
     #[test]
     fn a_product_without_outputs_launches_nothing_and_one_without_terms_does() {
         let op = |rows, n_in| Matmul {
+            math: Math::F32,
             rows,
             n_in,
             n_out: 4,

@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 use rayon::prelude::*;
 
 use super::device::Device;
-use super::ptx::{PTX, alone, programmatic};
+use super::ptx::{PTX, alone};
 use crate::error::DeviceError;
 
 /// A kernel's handle; valid while its [`Modules`] lives.
@@ -123,10 +123,7 @@ impl Modules {
 
     fn load(&self, entry: &str) -> Result<Kernel, DeviceError> {
         let (_, text) = file_of(entry)?;
-        let mut text = alone(text, entry).ok_or_else(|| no_kernel(entry))?;
-        if self.device.programmatic() {
-            text = programmatic(&text).ok_or_else(|| no_kernel(entry))?;
-        }
+        let text = alone(text, entry).ok_or_else(|| no_kernel(entry))?;
         let image = CString::new(text).map_err(|_| no_kernel(entry))?;
         let name = CString::new(entry).map_err(|_| no_kernel(entry))?;
         // The thread may be one that has not used the device before.

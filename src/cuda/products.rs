@@ -234,6 +234,7 @@ mod tests {
         PlacedCall {
             call: OpCall {
                 op: Matmul {
+                    math: crate::shape::Math::F32,
                     rows,
                     n_in: 4,
                     n_out: 4,

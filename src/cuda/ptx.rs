@@ -27,6 +27,8 @@ pub const PTX: &[(&str, &str)] = ptx![
     "matmul_f32",
     "matmul_grad_input_f32",
     "matmul_grad_weight_f32",
+    "probe_mma",
+    "probe_wgmma_sm90a",
     "qk_norm_rope_f32",
     "qk_norm_rope_grad_f32",
     "rms_norm_f32",
@@ -66,62 +68,9 @@ pub fn alone(text: &str, entry: &str) -> Option<String> {
     found.then_some(kept)
 }
 
-/// A kernel's text that lets its successor start while it runs, and itself waits for its predecessor
-/// before it touches memory: what hides the start of a kernel behind the end of the one before.
-///
-/// Both are its first instructions, so every thread of every kernel waits, and a kernel's end implies that
-/// all kernels before it have ended. Takes a device of compute capability 9.0 (PTX ISA,
-/// `griddepcontrol`).
-pub fn programmatic(kernel: &str) -> Option<String> {
-    let body = kernel.find(KERNEL).map(|start| start + KERNEL.len())?;
-    let open = body + kernel[body..].find("\n{\n")? + "\n{\n".len();
-    // Declarations come first.
-    let mut first = open;
-    for line in kernel[open..].split_inclusive('\n') {
-        let text = line.trim();
-        if !(text.is_empty() || text.starts_with('.') || text.starts_with("//")) {
-            break;
-        }
-        first += line.len();
-    }
-    let (before, after) = kernel.split_at(first);
-    let before = before.replacen(".target sm_80\n", ".target sm_90\n", 1);
-    Some(format!(
-        "{before}\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n{after}"
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_programmatic_kernel_waits_before_anything_else() {
-        for (stem, text) in PTX {
-            for entry in kernels(text) {
-                let plain = alone(text, entry).unwrap();
-                let made = programmatic(&plain).expect("a kernel has a body");
-                let (before, after) = made
-                    .split_once("\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n")
-                    .expect("both instructions");
-                assert!(!made.contains(".target sm_80"), "{stem}");
-                let instructions = before.split("\n{\n").nth(1).expect("the body's start");
-                assert!(
-                    instructions
-                        .lines()
-                        .all(|l| !l.contains(';') || l.trim().starts_with('.'))
-                );
-                let again =
-                    format!("{before}{after}").replace(".target sm_90\n", ".target sm_80\n");
-                assert_eq!(
-                    again,
-                    plain.replace(".target sm_90\n", ".target sm_80\n"),
-                    "{entry}"
-                );
-            }
-        }
-        assert_eq!(programmatic("nothing"), None);
-    }
 
     #[test]
     fn each_kernel_stands_alone_with_the_declarations_of_its_file() {

@@ -140,12 +140,16 @@ fn persistent_pieces<B: Backend>(core: &Core<B>) -> Vec<Region> {
         .collect()
 }
 
-/// Everything a step leaves behind: weights, gradients, moments and what it reports.
+/// Everything a step leaves behind: weights and their shadow, gradients, moments, the loss scale and
+/// what it reports.
 fn compared_slots<B: Backend>(core: &Core<B>) -> Vec<Slot> {
     let outputs = core.plan.outputs;
     let mut slots: Vec<Slot> = core.plan.params.iter().map(|p| p.slot).collect();
     let states = core.plan.params.iter().filter_map(|p| p.state);
     slots.extend(states.flat_map(|s| [s.grad, s.moment1, s.moment2]));
+    // Frozen parameters never change, so neither do their shadows.
+    slots.extend(core.plan.arenas.shadow);
+    slots.extend(core.plan.inputs.loss_scale);
     slots.extend([
         outputs.loss,
         outputs.row_loss,

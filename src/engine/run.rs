@@ -15,7 +15,7 @@ use crate::io::model_folder::ModelFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
 use crate::model::decoder::Decoder;
-use crate::plan::{CHUNK_LOGITS, Plan, PlanConfig};
+use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig};
 
 /// A training run.
 pub struct Run<B: Backend> {
@@ -42,7 +42,7 @@ impl<B: Backend> Run<B> {
     /// Whatever in recipe, data or device does not fit.
     pub fn allocate(recipe: Recipe, backend: B) -> Result<Self, Error> {
         let plan = Arc::new(plan_of(&recipe)?);
-        Run::open_planned(recipe, plan, backend)
+        Run::allocate_planned(recipe, plan, backend)
     }
 
     /// As [`Run::open`], with the recipe's plan made before.
@@ -50,6 +50,12 @@ impl<B: Backend> Run<B> {
     /// # Errors
     /// As [`Run::open`].
     pub fn open_planned(recipe: Recipe, plan: Arc<Plan>, backend: B) -> Result<Self, Error> {
+        let mut run = Run::allocate_planned(recipe, plan, backend)?;
+        run.load_parameters()?;
+        Ok(run)
+    }
+
+    fn allocate_planned(recipe: Recipe, plan: Arc<Plan>, backend: B) -> Result<Self, Error> {
         let loader = DataLoader::open(&data_config(&recipe)?)?;
         let hyper = hyper_of(&recipe);
         let trainer = Trainer::new(backend, plan, hyper, recipe.warmup_steps)?;
@@ -189,7 +195,8 @@ fn plan_config(recipe: &Recipe) -> PlanConfig {
         beta1: recipe.optimizer.beta1,
         beta2: recipe.optimizer.beta2,
         eps: recipe.optimizer.eps,
-        domain: recipe.precision.domain.clone(),
+        math: recipe.precision.math(),
+        growth_interval: recipe.precision.growth_interval.unwrap_or(GROWTH_INTERVAL),
         chunk_logits: CHUNK_LOGITS,
     }
 }

@@ -13,6 +13,8 @@ use crate::data::Batch;
 use crate::error::{CaptureError, DeviceError, StepError};
 use crate::layout::{PlacedCall, Region};
 use crate::manifest::Manifest;
+use crate::num::element::decode;
+use crate::op::step_values::LossScale;
 use crate::op::{Op, Slot};
 use crate::plan::{Plan, ProgramKind};
 
@@ -240,7 +242,44 @@ impl<B: Backend> Session<B> {
         let region = core.plan.layout.region(slot);
         let bytes = bytemuck::cast_slice(values);
         let written = core.backend.write(&mut core.arena, region, bytes);
-        Ok(core.guarded(written)?)
+        core.guarded(written)?;
+        if let Some((region, bytes)) = core.plan.shadow_of(slot, values) {
+            let written = core.backend.write(&mut core.arena, region, &bytes);
+            core.guarded(written)?;
+        }
+        Ok(())
+    }
+
+    /// The loss scale as the last step has left it; `None` where gradients carry none.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn loss_scale(&mut self) -> Result<Option<LossScale>, DeviceError> {
+        let core = self.core_mut();
+        let Some(slot) = core.plan.inputs.loss_scale else {
+            return Ok(None);
+        };
+        let mut state = LossScale::INITIAL;
+        let region = core.plan.layout.region(slot);
+        let bytes = bytemuck::bytes_of_mut(&mut state);
+        let read = core.backend.read(&core.arena, region, bytes);
+        core.guarded(read)?;
+        Ok(Some(state))
+    }
+
+    /// Overwrites the loss scale; changes nothing where gradients carry none.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn set_loss_scale(&mut self, state: LossScale) -> Result<(), DeviceError> {
+        let core = self.core_mut();
+        let Some(slot) = core.plan.inputs.loss_scale else {
+            return Ok(());
+        };
+        let region = core.plan.layout.region(slot);
+        let bytes = bytemuck::bytes_of(&state);
+        let written = core.backend.write(&mut core.arena, region, bytes);
+        core.guarded(written)
     }
 
     fn param_slot(&self, name: &str) -> Result<Slot, StepError> {
@@ -391,14 +430,17 @@ impl<B: Backend> Observe<B> for LogitsReader {
             let wanted = &self.positions;
             let (from, to) = (wanted.start.max(start), wanted.end.min(start + op.rows));
             if from < to {
-                let row_bytes = self.vocab_size * size_of::<f32>();
+                let storage = op.math.storage();
+                let row_bytes = self.vocab_size * storage.size();
                 let region = Region {
                     offset: call.writes[0].offset + (from - start) * row_bytes,
                     bytes: (to - from) * row_bytes,
                 };
                 let first = (from - wanted.start) * self.vocab_size;
                 let rows = &mut self.logits[first..first + (to - from) * self.vocab_size];
-                backend.read(arena, region, bytemuck::cast_slice_mut(rows))?;
+                let mut bytes = vec![0; region.bytes];
+                backend.read(arena, region, &mut bytes)?;
+                rows.copy_from_slice(&decode(storage, &bytes).unwrap_or_default());
             }
         }
         Ok(())

@@ -12,7 +12,7 @@ use crate::data::Batch;
 use crate::error::{DeviceError, GuardError, StepError};
 use crate::layout::{PlacedCall, Region};
 use crate::manifest::Manifest;
-use crate::op::step_values::{Dropped, ReportWords, StepScalars};
+use crate::op::step_values::{Dropped, LossScale, ReportWords, StepScalars};
 use crate::op::{OpCall, Slot};
 use crate::plan::{Plan, ProgramKind};
 
@@ -99,6 +99,10 @@ impl<B: Backend> Core<B> {
         for (slot, values) in &plan.derived {
             let region = plan.layout.region(*slot);
             backend.write(&mut arena, region, bytemuck::cast_slice(values))?;
+        }
+        if let Some(slot) = plan.inputs.loss_scale {
+            let region = plan.layout.region(slot);
+            backend.write(&mut arena, region, bytemuck::bytes_of(&LossScale::INITIAL))?;
         }
         Ok(Core {
             manifest: plan.manifest(),

@@ -19,7 +19,9 @@ use crate::engine::snapshot::Snapshot;
 use crate::engine::step::Observe;
 use crate::error::{DeviceError, Error};
 use crate::layout::PlacedCall;
+use crate::num::element::decode;
 use crate::plan::Plan;
+use crate::shape::DType;
 
 /// Fills in tensor, op and element of a difference, or says why they cannot be known here.
 ///
@@ -75,7 +77,11 @@ pub fn locate<B: Backend>(
         let a = output_of(&mut reference, &clean, &line)?;
         let b = output_of(run, &departure.before, &line)?;
         difference.tensor = Some(line.tensor.clone());
-        difference.element = first_word(&a, &b);
+        let storage = plan.slots.iter().map(|(_, def)| &def.spec);
+        let storage = storage
+            .filter(|spec| spec.name == line.tensor)
+            .map(|s| s.dtype);
+        difference.element = first_stored(storage.last(), (&a, &b));
         difference.note =
             "found by running the step again op by op beside an independent run".into();
         return Ok(());
@@ -187,6 +193,25 @@ fn first_element(plan: &Plan, expected: &Snapshot, found: &Snapshot) -> Option<(
         }
     }
     None
+}
+
+/// The first element that differs, a narrow float shown as the f32 of its value.
+fn first_stored(storage: Option<DType>, (expected, found): (&[u8], &[u8])) -> Option<Element> {
+    let Some(narrow @ (DType::Bf16 | DType::F16)) = storage else {
+        return first_word(expected, found);
+    };
+    let size = narrow.size();
+    let mut pairs = expected.chunks(size).zip(found.chunks(size));
+    let index = pairs.position(|(a, b)| a != b)?;
+    let value = |bytes: &[u8]| {
+        let element = bytes.get(index * size..(index + 1) * size)?;
+        Some(decode(narrow, element)?.first()?.to_bits())
+    };
+    Some(Element {
+        index,
+        expected: value(expected)?,
+        found: value(found)?,
+    })
 }
 
 fn first_word(expected: &[u8], found: &[u8]) -> Option<Element> {

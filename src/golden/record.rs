@@ -51,7 +51,7 @@ pub fn record<B: Backend>(
     let session = run.trainer.session();
     let manifest = session.manifest().hash().to_hex().to_string();
     let plan = session.plan().clone();
-    let mut golden = GoldenFile::empty(&plan.config.domain, run.recipe.hash()?, manifest);
+    let mut golden = GoldenFile::empty(plan.config.math.domain(), run.recipe.hash()?, manifest);
     let mut departure = None;
     let keep = against.is_some() && plan.layout.persistent_bytes() <= LARGEST_SNAPSHOT;
     for step in 0..settings.steps {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::recipe_check;
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::ModelConfig;
+use crate::shape::Math;
 
 /// A run of training. Read one with [`Recipe::from_path`] or [`Recipe::from_toml`], which check
 /// every value; a recipe changed in memory is checked by [`Recipe::validate`].
@@ -181,8 +182,18 @@ pub struct ScheduleSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrecisionSection {
-    /// The numeric domain; `f32` is the one on offer.
+    /// The numeric domain, the name of a [`Math`]'s.
     pub domain: String,
+    /// Good steps after which the loss scale doubles; present when the domain is f16's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth_interval: Option<u32>,
+}
+
+impl PrecisionSection {
+    /// How products are computed.
+    pub fn math(&self) -> Math {
+        Math::of_domain(&self.domain).unwrap_or_default()
+    }
 }
 
 /// `[checkpoint]`.

@@ -3,15 +3,19 @@
 use toml::{Table, Value};
 
 use super::recipe::{DataSource, ModelSection, Origin, Recipe};
-use super::recipe_keys::{
-    Absent, DOMAINS_NOT_OFFERED, KEYS, KeySpec, SECTIONS, nearest, takes_number,
-};
+use super::recipe_keys::{Absent, KEYS, KeySpec, SECTIONS, nearest, takes_number};
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::config::RECIPE_NAMES;
+use crate::plan::GROWTH_INTERVAL;
+use crate::shape::Math;
+
+/// The section of the numeric domain, and the key that its short form stands for.
+const PRECISION: &str = "precision";
+const PRECISION_DOMAIN: &str = "precision.domain";
 
 /// Parses TOML; a fault carries the file, the line and the column, both from 1.
 pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
-    text.parse::<Table>().map_err(|error| {
+    let parsed = text.parse::<Table>().map_err(|error| {
         let at = error.span().map_or(0, |span| span.start).min(text.len());
         let before = text.get(..at).unwrap_or(text);
         let line_start = before.rfind('\n').map_or(0, |i| i + 1);
@@ -21,7 +25,27 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
             column: before[line_start..].chars().count() + 1,
             message: error.message().to_string(),
         }
+    });
+    parsed.map(|mut table| {
+        expand_precision(&mut table);
+        table
     })
+}
+
+/// The short form `precision = "bf16"` stands for the section with the domain of that name.
+fn expand_precision(table: &mut Table) {
+    let Some(Value::String(short)) = table.get(PRECISION) else {
+        return;
+    };
+    let mut section = Table::new();
+    section.insert("domain".to_string(), Value::String(domain_of(short)));
+    table.insert(PRECISION.to_string(), Value::Table(section));
+}
+
+/// The domain that a short name stands for; any other text is itself.
+fn domain_of(short: &str) -> String {
+    let named = Math::ALL.into_iter().find(|math| math.name() == short);
+    named.map_or_else(|| short.to_string(), |math| math.domain().to_string())
 }
 
 /// Writes the override `key=value` into a table of written keys.
@@ -34,12 +58,16 @@ pub(super) fn put(table: &mut Table, text: &str, file: &str) -> Result<(), Confi
     if key.is_empty() {
         return Err(malformed());
     }
+    let (key, value) = match key {
+        PRECISION => (PRECISION_DOMAIN, domain_of(value.trim_matches('"'))),
+        key => (key, value.to_string()),
+    };
     let spec = KEYS
         .iter()
         .find(|spec| spec.full == key)
         .ok_or_else(|| unknown(key, file))?;
     let (section, name) = spec.split();
-    let value = override_value(value);
+    let value = override_value(&value);
     if section.is_empty() {
         table.insert(name.to_string(), value);
     } else if let Value::Table(keys) = table
@@ -83,6 +111,7 @@ pub(super) fn build(origin: Origin) -> Result<Recipe, ConfigError> {
         derive_model(&mut full, file)?;
     }
     derive_data(&mut full);
+    derive_precision(&mut full);
     let mut recipe: Recipe = full.try_into().map_err(|e| ConfigError::Unwritable {
         file: file.to_string(),
         message: e.to_string(),
@@ -200,25 +229,11 @@ fn check(spec: &KeySpec, value: &Value, file: &str) -> Result<Value, ConfigError
     if fits {
         return Ok(value);
     }
-    let file = file.to_string();
-    let found = Found::from(&value);
-    if spec.full == "precision.domain"
-        && value
-            .as_str()
-            .is_some_and(|x| DOMAINS_NOT_OFFERED.contains(&x))
-    {
-        return Err(ConfigError::Unsupported {
-            file,
-            key: spec.full,
-            found,
-            offered: "\"f32\" only",
-        });
-    }
     Err(ConfigError::Value {
-        file,
+        file: file.to_string(),
         key: spec.full,
         expected: spec.expected,
-        found,
+        found: Found::from(&value),
     })
 }
 
@@ -284,6 +299,16 @@ fn derive_data(full: &mut Table) {
     }
 }
 
+/// Fills in what a loss scale needs where there is one.
+fn derive_precision(full: &mut Table) {
+    let domain = full.get(PRECISION).and_then(|p| p.get("domain"));
+    let math = domain.and_then(Value::as_str).and_then(Math::of_domain);
+    if math.is_some_and(Math::scales_loss) {
+        let interval = Some(Value::Integer(i64::from(GROWTH_INTERVAL)));
+        set_default(full, PRECISION, "growth_interval", interval);
+    }
+}
+
 /// The most tokens of a step: a larger number is a mistake that would fill the memory before it is seen.
 const TOKENS_MAX: usize = 1 << 26;
 
@@ -323,6 +348,14 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
         let (key, value) = ("golden.steps", recipe.golden.steps);
         let expected = Expected::AtMost { key, value };
         return fault("golden.trace_steps", expected, recipe.golden.trace_steps);
+    }
+    let precision = &recipe.precision;
+    if precision.growth_interval.is_some() && !precision.math().scales_loss() {
+        return Err(ConfigError::Conflict {
+            file: file.to_string(),
+            key: "precision.growth_interval",
+            beside: "a precision.domain other than \"f16.sm90\"",
+        });
     }
     check_source(recipe, file)
 }

@@ -3,6 +3,7 @@
 use std::ops::Bound;
 
 use crate::error::Expected;
+use crate::shape::Math;
 
 /// What a key is when the recipe does not write it.
 #[derive(Clone, Copy, Debug)]
@@ -54,10 +55,10 @@ pub(super) const SECTIONS: [&str; 8] = [
 ];
 
 /// The domains this version offers.
-pub(super) const DOMAINS: [&str; 1] = ["f32"];
-
-/// Domains that are known by name and not offered yet.
-pub(super) const DOMAINS_NOT_OFFERED: [&str; 3] = ["bf16.sm90", "f16.sm90", "tf32.sm90"];
+pub(super) const DOMAINS: [&str; 4] = {
+    let [a, b, c, d] = Math::ALL;
+    [a.domain(), b.domain(), c.domain(), d.domain()]
+};
 
 /// The greatest value of a size; the product of two sizes still fits 64 bits.
 const SIZE_MAX: i64 = i32::MAX as i64;
@@ -88,7 +89,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 42] = {
+pub(super) const KEYS: [KeySpec; 43] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -148,6 +149,14 @@ pub(super) const KEYS: [KeySpec; 42] = {
             Number(0.1),
         ),
         key("precision.domain", Expected::OneOf(&DOMAINS), Text("f32")),
+        key(
+            "precision.growth_interval",
+            Expected::Integer {
+                min: 1,
+                max: u32::MAX as i64,
+            },
+            Stays,
+        ),
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
         key("golden.steps", at_least(1), Integer(20)),
         key("golden.trace_steps", at_least(0), Integer(1)),

@@ -320,16 +320,39 @@ fn a_section_that_is_a_value_is_refused() {
 }
 
 #[test]
-fn known_domains_that_are_not_offered_say_so() {
-    for domain in DOMAINS_NOT_OFFERED {
-        let error = refused(&format!("precision.domain={domain}"));
-        assert_eq!(
-            error.to_string(),
-            format!(
-                "r.toml: `precision.domain` = \"{domain}\" is not offered: this version offers \"f32\" only"
-            )
-        );
+fn every_domain_can_be_named_in_full_and_in_short() {
+    for math in Math::ALL {
+        let written = format!("precision = {:?}\n{SMALL}", math.name());
+        let short = read(&written).expect("a short form");
+        assert_eq!(short.precision.domain, math.domain());
+        let mut recipe = read(SMALL).expect("right");
+        let full = format!("precision.domain={}", math.domain());
+        for text in [format!("precision={}", math.name()), full] {
+            recipe.set(&text).expect("a domain");
+            assert_eq!(recipe.hash().expect("text"), short.hash().expect("text"));
+            assert_eq!(recipe.precision.math(), math);
+        }
+        let interval = math.scales_loss().then_some(2000);
+        assert_eq!(recipe.precision.growth_interval, interval);
     }
+}
+
+#[test]
+fn a_growth_interval_without_a_loss_scale_is_refused() {
+    let error = refused("precision.growth_interval=5");
+    assert!(matches!(
+        error,
+        ConfigError::Conflict {
+            key: "precision.growth_interval",
+            ..
+        }
+    ));
+    let mut recipe = read(SMALL).expect("right");
+    let both = ["precision=f16", "precision.growth_interval=5"];
+    recipe.set_all(both).expect("f16 has a loss scale");
+    assert_eq!(recipe.precision.growth_interval, Some(5));
+    let error = refused("precision=f8").to_string();
+    assert!(error.contains("`precision.domain`"), "{error}");
 }
 
 #[test]

@@ -129,8 +129,9 @@ impl Decoder {
             d_model: d,
             eps: self.config.rms_norm_eps as f32,
             residual: stream.delta.is_some(),
+            math: program.math,
         };
-        let h = program.activation(name, [rows, d]);
+        let h = program.narrow_activation(name, [rows, d]);
         let rstd = program.activation(format!("{name}.rstd"), [rows]);
         match stream.delta.take() {
             None => program.call(op, vec![stream.residual, weight], vec![h, rstd]),
@@ -155,36 +156,40 @@ impl Decoder {
         let (rows, heads) = (inputs.rows(), self.heads());
         let weight = |suffix: &str| params.get(&format!("model.layers.{layer}.self_attn.{suffix}"));
         let local = |what: &str| format!("layers.{layer}.{what}");
-        let mut reads = vec![h, weight("qkv_proj.weight")?];
+        let mut reads = vec![h, program.product_operand(weight("qkv_proj.weight")?)?];
         let bias = c.family == Family::Qwen2;
         if bias {
             reads.push(weight("qkv_proj.bias")?);
         }
-        let mut qkv = program.activation(local("qkv"), [rows, heads.columns()]);
+        let mut qkv = program.narrow_activation(local("qkv"), [rows, heads.columns()]);
         let product = Matmul {
             rows,
             n_in: c.d_model,
             n_out: heads.columns(),
             bias,
+            math: program.math,
         };
         program.call(product, reads, vec![qkv]);
         qkv = self.rotate(program, params, inputs, (layer, qkv))?;
-        let o = program.activation(local("attention"), [rows, heads.query_columns()]);
+        let o = program.narrow_activation(local("attention"), [rows, heads.query_columns()]);
         let lse = program.activation(local("lse"), [rows, heads.n_heads]);
         let shape = AttentionShape {
             batch: inputs.batch,
             seq_len: inputs.seq_len,
             heads,
         };
-        program.call(Attention { shape }, vec![qkv], vec![o, lse]);
-        let y = program.activation(local("attention_out"), [rows, c.d_model]);
+        let math = program.math;
+        program.call(Attention { shape, math }, vec![qkv], vec![o, lse]);
+        let y = program.narrow_activation(local("attention_out"), [rows, c.d_model]);
         let product = Matmul {
             rows,
             n_in: heads.query_columns(),
             n_out: c.d_model,
             bias: false,
+            math,
         };
-        program.call(product, vec![o, weight("o_proj.weight")?], vec![y]);
+        let projection = program.product_operand(weight("o_proj.weight")?)?;
+        program.call(product, vec![o, projection], vec![y]);
         Ok(y)
     }
 
@@ -204,19 +209,21 @@ impl Decoder {
                 rows,
                 seq_len,
                 heads,
+                math: program.math,
             };
             program.call(op, vec![table], vec![qkv]);
             return Ok(qkv);
         }
         let weight = |suffix: &str| params.get(&format!("model.layers.{layer}.self_attn.{suffix}"));
         let local = |what: &str| format!("layers.{layer}.{what}");
-        let rotated = program.activation(local("qkv_rotated"), [rows, heads.columns()]);
+        let rotated = program.narrow_activation(local("qkv_rotated"), [rows, heads.columns()]);
         let rstd = program.activation(local("qk_rstd"), [rows, heads.rotated()]);
         let op = QkNormRope {
             rows,
             seq_len,
             heads,
             eps: c.rms_norm_eps as f32,
+            math: program.math,
         };
         let reads = vec![
             qkv,
@@ -235,30 +242,31 @@ impl Decoder {
         rows: usize,
         (layer, h): (usize, Slot),
     ) -> Result<Slot, PlanError> {
-        let (d, d_ff) = (self.config.d_model, self.config.d_ff);
+        let (d, d_ff, math) = (self.config.d_model, self.config.d_ff, program.math);
         let weight = |suffix: &str| params.get(&format!("model.layers.{layer}.mlp.{suffix}"));
-        let gate_up = program.activation(format!("layers.{layer}.gate_up"), [rows, 2 * d_ff]);
+        let gate_up =
+            program.narrow_activation(format!("layers.{layer}.gate_up"), [rows, 2 * d_ff]);
         let product = Matmul {
             rows,
             n_in: d,
             n_out: 2 * d_ff,
             bias: false,
+            math,
         };
-        program.call(
-            product,
-            vec![h, weight("gate_up_proj.weight")?],
-            vec![gate_up],
-        );
-        let a = program.activation(format!("layers.{layer}.swiglu"), [rows, d_ff]);
-        program.call(SwiGlu { rows, d_ff }, vec![gate_up], vec![a]);
-        let y = program.activation(format!("layers.{layer}.mlp_out"), [rows, d]);
+        let projections = program.product_operand(weight("gate_up_proj.weight")?)?;
+        program.call(product, vec![h, projections], vec![gate_up]);
+        let a = program.narrow_activation(format!("layers.{layer}.swiglu"), [rows, d_ff]);
+        program.call(SwiGlu { rows, d_ff, math }, vec![gate_up], vec![a]);
+        let y = program.narrow_activation(format!("layers.{layer}.mlp_out"), [rows, d]);
         let product = Matmul {
             rows,
             n_in: d_ff,
             n_out: d,
             bias: false,
+            math,
         };
-        program.call(product, vec![a, weight("down_proj.weight")?], vec![y]);
+        let projection = program.product_operand(weight("down_proj.weight")?)?;
+        program.call(product, vec![a, projection], vec![y]);
         Ok(y)
     }
 }
@@ -340,7 +348,7 @@ impl Model for Decoder {
         };
         Ok(Head {
             hidden,
-            weight,
+            weight: program.product_operand(weight)?,
             vocab_size: c.vocab_size,
             d_model: c.d_model,
         })

@@ -16,7 +16,8 @@ use crate::program::ProgramBuilder;
 pub struct Head {
     /// The last hidden states, [rows, d_model].
     pub hidden: Slot,
-    /// The output projection, [vocab_size, d_model]; the embedding table itself when tied.
+    /// The output projection as products read it, [vocab_size, d_model]; that of the embedding table
+    /// when tied.
     pub weight: Slot,
     pub vocab_size: usize,
     pub d_model: usize,

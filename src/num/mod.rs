@@ -6,11 +6,14 @@
 pub const VERSION: u32 = 1;
 
 pub mod chain;
+pub mod element;
 pub mod elementary;
 pub mod lanes;
 pub mod normal;
 pub mod philox;
 pub mod round;
+pub mod tensor_model;
+pub mod tensor_step;
 pub mod tree;
 
 pub use elementary::{ACCURACY, Accuracy, cos, exp, log, sigmoid, sin, sin_cos, softplus};

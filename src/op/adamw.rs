@@ -7,14 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use super::step_values::{REPORT_WORDS, SCALAR_WORDS};
 use super::{Access, OpRule, Operand, Signature};
-use crate::shape::DType;
+use crate::shape::{DType, Math};
 
 /// With `g = grad · clip_coefficient` and the step's `lr, c1, c2, decay` from the scalars:
 /// `m = fma(beta1, m, (1 - beta1) · g)`, `v = fma(beta2, v, ((1 - beta2) · g) · g)`,
 /// `u = (m · c1) / (sqrt(v · c2) + eps)`, `p = fma(-lr, u, p · decay)`.
 ///
 /// The first `decayed` elements decay; the others have a decay factor of one and their `p` is not
-/// multiplied. `1 - beta` is computed in f64 from the recipe's betas and rounded once.
+/// multiplied. Where the storage of `math` is narrower than f32, the new `p`, rounded once, is written
+/// to the shadow that products read. With a loss scale `g = (grad · (1 / scale)) · clip_coefficient`;
+/// the scale is the report's, that of this step. `1 - beta` is computed in f64 from the recipe's betas and rounded once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
     pub elements: usize,
@@ -24,6 +26,8 @@ pub struct AdamW {
     pub beta2: f32,
     pub one_minus_beta2: f32,
     pub eps: f32,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for AdamW {
@@ -31,19 +35,29 @@ impl OpRule for AdamW {
         "adamw"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let n = [self.elements];
+        let mut writes = vec![
+            Operand::store("param", n, DType::F32, Access::Update),
+            Operand::store("moment1", n, DType::F32, Access::Update),
+            Operand::store("moment2", n, DType::F32, Access::Update),
+        ];
+        if self.math.storage() != DType::F32 {
+            // A dropped step keeps it as it is, so it is an update.
+            let storage = self.math.storage();
+            writes.push(Operand::store("shadow", n, storage, Access::Update));
+        }
         Signature {
             reads: vec![
                 Operand::read("grad", n, DType::F32),
                 Operand::read("scalars", [SCALAR_WORDS], DType::F32),
                 Operand::read("report", [REPORT_WORDS], DType::U32),
             ],
-            writes: vec![
-                Operand::store("param", n, DType::F32, Access::Update),
-                Operand::store("moment1", n, DType::F32, Access::Update),
-                Operand::store("moment2", n, DType::F32, Access::Update),
-            ],
+            writes,
         }
     }
 }

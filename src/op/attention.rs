@@ -14,7 +14,7 @@ use super::rope::Heads;
 use super::{Access, OpCall, OpRule, Operand, Signature, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
-use crate::shape::DType;
+use crate::shape::{DType, Math};
 
 /// Keys of one tile: after each tile the running maximum and the accumulators are rescaled.
 pub const KEY_TILE: usize = 64;
@@ -65,6 +65,8 @@ impl AttentionShape {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     pub shape: AttentionShape,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for Attention {
@@ -72,12 +74,16 @@ impl OpRule for Attention {
         "attention"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let assign = Store::Assign.access();
         Signature {
-            reads: vec![Operand::read("qkv", self.shape.qkv(), DType::F32)],
+            reads: vec![Operand::read("qkv", self.shape.qkv(), self.math.storage())],
             writes: vec![
-                Operand::store("o", self.shape.output(), DType::F32, assign),
+                Operand::store("o", self.shape.output(), self.math.storage(), assign),
                 Operand::store("lse", self.shape.per_head(), DType::F32, assign),
             ],
         }
@@ -91,12 +97,16 @@ impl OpRule for Attention {
         let (qkv, o, lse) = (call.reads[0], call.writes[0], call.writes[1]);
         let dout = grads.incoming(o, self.stem())?;
         let delta = grads.scratch("attention.delta", self.shape.per_head());
-        let shape = self.shape;
-        grads.emit(AttentionDelta { shape }, vec![dout, o], vec![delta]);
+        let (shape, math) = (self.shape, self.math);
+        grads.emit(AttentionDelta { shape, math }, vec![dout, o], vec![delta]);
         let dqkv = grads.assigned_activation_target(qkv, self.stem())?;
         let reads = vec![qkv, dout, lse, delta];
-        grads.emit(AttentionGradQuery { shape }, reads.clone(), vec![dqkv]);
-        grads.emit(AttentionGradKeyValue { shape }, reads, vec![dqkv]);
+        grads.emit(
+            AttentionGradQuery { shape, math },
+            reads.clone(),
+            vec![dqkv],
+        );
+        grads.emit(AttentionGradKeyValue { shape, math }, reads, vec![dqkv]);
         Ok(())
     }
 }
@@ -105,6 +115,8 @@ impl OpRule for Attention {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionDelta {
     pub shape: AttentionShape,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for AttentionDelta {
@@ -112,12 +124,16 @@ impl OpRule for AttentionDelta {
         "attention_delta"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let assign = Store::Assign.access();
         Signature {
             reads: vec![
-                Operand::read("dout", self.shape.output(), DType::F32),
-                Operand::read("o", self.shape.output(), DType::F32),
+                Operand::read("dout", self.shape.output(), self.math.storage()),
+                Operand::read("o", self.shape.output(), self.math.storage()),
             ],
             writes: vec![Operand::store(
                 "delta",
@@ -130,21 +146,21 @@ impl OpRule for AttentionDelta {
 }
 
 /// Bytes of a gradient pass that writes `columns` of a row of `dqkv` and reads none of them.
-fn grad_bytes(shape: &AttentionShape, columns: usize) -> u64 {
-    let reads = grad_signature(shape, Access::Partial).reads;
+fn grad_bytes((shape, math): (&AttentionShape, Math), columns: usize) -> u64 {
+    let reads = grad_signature(shape, math, Access::Partial).reads;
     let read: u64 = reads.iter().map(Operand::traffic).sum();
-    read + (shape.rows() * columns * DType::F32.size()) as u64
+    read + (shape.rows() * columns * math.storage().size()) as u64
 }
 
-fn grad_signature(shape: &AttentionShape, access: Access) -> Signature {
+fn grad_signature(shape: &AttentionShape, math: Math, access: Access) -> Signature {
     Signature {
         reads: vec![
-            Operand::read("qkv", shape.qkv(), DType::F32),
-            Operand::read("dout", shape.output(), DType::F32),
+            Operand::read("qkv", shape.qkv(), math.storage()),
+            Operand::read("dout", shape.output(), math.storage()),
             Operand::read("lse", shape.per_head(), DType::F32),
             Operand::read("delta", shape.per_head(), DType::F32),
         ],
-        writes: vec![Operand::store("dqkv", shape.qkv(), DType::F32, access)],
+        writes: vec![Operand::store("dqkv", shape.qkv(), math.storage(), access)],
     }
 }
 
@@ -155,6 +171,8 @@ fn grad_signature(shape: &AttentionShape, access: Access) -> Signature {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionGradQuery {
     pub shape: AttentionShape,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for AttentionGradQuery {
@@ -162,8 +180,12 @@ impl OpRule for AttentionGradQuery {
         "attention_grad_query"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
-        grad_signature(&self.shape, Access::Partial)
+        grad_signature(&self.shape, self.math, Access::Partial)
     }
 
     fn flops(&self) -> u64 {
@@ -171,7 +193,7 @@ impl OpRule for AttentionGradQuery {
     }
 
     fn bytes(&self) -> u64 {
-        grad_bytes(&self.shape, self.shape.heads.query_columns())
+        grad_bytes((&self.shape, self.math), self.shape.heads.query_columns())
     }
 }
 
@@ -181,6 +203,8 @@ impl OpRule for AttentionGradQuery {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionGradKeyValue {
     pub shape: AttentionShape,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for AttentionGradKeyValue {
@@ -188,8 +212,12 @@ impl OpRule for AttentionGradKeyValue {
         "attention_grad_key_value"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
-        grad_signature(&self.shape, Access::Update)
+        grad_signature(&self.shape, self.math, Access::Update)
     }
 
     fn flops(&self) -> u64 {
@@ -198,6 +226,9 @@ impl OpRule for AttentionGradKeyValue {
 
     fn bytes(&self) -> u64 {
         let heads = self.shape.heads;
-        grad_bytes(&self.shape, heads.columns() - heads.query_columns())
+        grad_bytes(
+            (&self.shape, self.math),
+            heads.columns() - heads.query_columns(),
+        )
     }
 }

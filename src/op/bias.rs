@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{OpRule, Operand, Signature, Store};
 use crate::num::tree::TokenSum;
-use crate::shape::DType;
+use crate::shape::{DType, Math};
 
 /// `dbias[o] = Σ_t dy[t, o]`: a chain of additions over ascending tokens within a piece, pieces and
 /// grains folded by the balanced tree.
@@ -12,11 +12,17 @@ use crate::shape::DType;
 pub struct BiasGrad {
     pub n_out: usize,
     pub sum: TokenSum,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for BiasGrad {
     fn stem(&self) -> &'static str {
         "bias_grad"
+    }
+
+    fn math(&self) -> Math {
+        self.math
     }
 
     fn signature(&self) -> Signature {
@@ -25,7 +31,7 @@ impl OpRule for BiasGrad {
             reads: vec![Operand::read(
                 "dy",
                 [self.sum.tokens, self.n_out],
-                DType::F32,
+                self.math.storage(),
             )],
             writes: vec![Operand::store("dbias", [self.n_out], DType::F32, assign)],
         }

@@ -3,12 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::step_values::SCALAR_WORDS;
+use super::step_values::{LOSS_SCALE_WORDS, SCALAR_WORDS};
 use super::{Access, OpCall, OpRule, Operand, Signature, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
 use crate::num::tree::TokenSum;
-use crate::shape::DType;
+use crate::shape::{DType, Math};
 
 /// The target that takes no part in the loss.
 pub const IGNORE: i32 = -100;
@@ -27,11 +27,16 @@ pub enum LogitsAfter {
 /// `row_loss = (lse - x[target]) · weight`, `row_hit` = 1 where `x[target] = max` (also where others equal it), and the logits
 /// become `(exp(x - lse) - [index = target]) · (weight · inv_normaliser)`. An ignored row gives
 /// `+0.0` everywhere.
+///
+/// Narrow logits are read as they are and the gradient is rounded once. In f16 the gradient is
+/// multiplied by the loss scale before that.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrossEntropy {
     pub rows: usize,
     pub vocab_size: usize,
     pub after: LogitsAfter,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for CrossEntropy {
@@ -39,8 +44,13 @@ impl OpRule for CrossEntropy {
         "cross_entropy"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let logits = [self.rows, self.vocab_size];
+        let storage = self.math.storage();
         let assign = Store::Assign.access();
         let mut reads = vec![
             Operand::read("targets", [self.rows], DType::I32),
@@ -53,9 +63,13 @@ impl OpRule for CrossEntropy {
         ];
         match self.after {
             LogitsAfter::Gradient => {
-                writes.push(Operand::store("logits", logits, DType::F32, Access::Update));
+                writes.push(Operand::store("logits", logits, storage, Access::Update));
+                if self.math.scales_loss() {
+                    let words = [LOSS_SCALE_WORDS];
+                    reads.push(Operand::read("loss_scale", words, DType::U32));
+                }
             }
-            LogitsAfter::Kept => reads.push(Operand::read("logits", logits, DType::F32)),
+            LogitsAfter::Kept => reads.push(Operand::read("logits", logits, storage)),
         }
         Signature { reads, writes }
     }

@@ -8,7 +8,7 @@ use super::{OpCall, OpRule, Operand, Signature, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
 use crate::num::tree::{ROW_PIECE, TokenSum};
-use crate::shape::DType;
+use crate::shape::{DType, Math};
 
 /// `y[t, o] = Σ_i x[t, i] · weight[o, i]`, one fma chain over ascending `i`, then `+ bias[o]` once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,6 +17,8 @@ pub struct Matmul {
     pub n_in: usize,
     pub n_out: usize,
     pub bias: bool,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for Matmul {
@@ -24,10 +26,14 @@ impl OpRule for Matmul {
         "matmul"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let mut reads = vec![
-            Operand::read("x", [self.rows, self.n_in], DType::F32),
-            Operand::read("weight", [self.n_out, self.n_in], DType::F32),
+            Operand::read("x", [self.rows, self.n_in], self.math.storage()),
+            Operand::read("weight", [self.n_out, self.n_in], self.math.storage()),
         ];
         if self.bias {
             reads.push(Operand::read("bias", [self.n_out], DType::F32));
@@ -35,7 +41,12 @@ impl OpRule for Matmul {
         let y = [self.rows, self.n_out];
         Signature {
             reads,
-            writes: vec![Operand::store("y", y, DType::F32, Store::Assign.access())],
+            writes: vec![Operand::store(
+                "y",
+                y,
+                self.math.storage(),
+                Store::Assign.access(),
+            )],
         }
     }
 
@@ -51,6 +62,7 @@ impl OpRule for Matmul {
             let op = BiasGrad {
                 n_out: self.n_out,
                 sum: grads.token_sum(self.rows, Some(ROW_PIECE)),
+                math: self.math,
             };
             grads.emit(op, vec![dy], vec![dbias]);
         }
@@ -61,6 +73,7 @@ impl OpRule for Matmul {
                 n_out: self.n_out,
                 sum: grads.weight_sum(self.rows, self.n_in * self.n_out),
                 store,
+                math: self.math,
             };
             grads.emit(op, vec![dy, x], vec![dweight]);
         }
@@ -70,6 +83,7 @@ impl OpRule for Matmul {
                 rows: self.rows,
                 n_in: self.n_in,
                 n_out: self.n_out,
+                math: self.math,
             };
             grads.emit(op, vec![dy, weight], vec![dx]);
         }
@@ -83,6 +97,8 @@ pub struct MatmulGradInput {
     pub rows: usize,
     pub n_in: usize,
     pub n_out: usize,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for MatmulGradInput {
@@ -90,14 +106,23 @@ impl OpRule for MatmulGradInput {
         "matmul_grad_input"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let dx = [self.rows, self.n_in];
         Signature {
             reads: vec![
-                Operand::read("dy", [self.rows, self.n_out], DType::F32),
-                Operand::read("weight", [self.n_out, self.n_in], DType::F32),
+                Operand::read("dy", [self.rows, self.n_out], self.math.storage()),
+                Operand::read("weight", [self.n_out, self.n_in], self.math.storage()),
             ],
-            writes: vec![Operand::store("dx", dx, DType::F32, Store::Assign.access())],
+            writes: vec![Operand::store(
+                "dx",
+                dx,
+                self.math.storage(),
+                Store::Assign.access(),
+            )],
         }
     }
 
@@ -114,6 +139,8 @@ pub struct MatmulGradWeight {
     pub n_out: usize,
     pub sum: TokenSum,
     pub store: Store,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for MatmulGradWeight {
@@ -121,13 +148,17 @@ impl OpRule for MatmulGradWeight {
         "matmul_grad_weight"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let rows = self.sum.tokens;
         let dweight = [self.n_out, self.n_in];
         Signature {
             reads: vec![
-                Operand::read("dy", [rows, self.n_out], DType::F32),
-                Operand::read("x", [rows, self.n_in], DType::F32),
+                Operand::read("dy", [rows, self.n_out], self.math.storage()),
+                Operand::read("x", [rows, self.n_in], self.math.storage()),
             ],
             writes: vec![Operand::store(
                 "dweight",

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
-use crate::shape::{DType, Shape};
+use crate::shape::{DType, Math, Shape};
 
 /// A tensor of the program: an index into its slot table, never a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -132,6 +132,11 @@ pub trait OpRule {
 
     /// The operands it takes, fixed by its attributes.
     fn signature(&self) -> Signature;
+
+    /// How its products are computed and its activations stored.
+    fn math(&self) -> Math {
+        Math::F32
+    }
 
     /// Floating-point operations of one call, a multiply-add counted as two; 0 where bytes decide.
     fn flops(&self) -> u64 {
@@ -283,6 +288,7 @@ mod tests {
             head_dim: 8,
         };
         let rope = rope::Rope {
+            math: Math::F32,
             rows: 6,
             seq_len: 3,
             heads,
@@ -295,11 +301,26 @@ mod tests {
         };
         let (rows, four) = (6, 4);
         let forward = rows * (64 + 32 + 4) * four;
-        assert_eq!(Attention { shape }.bytes(), forward);
+        assert_eq!(
+            Attention {
+                shape,
+                math: Math::F32
+            }
+            .bytes(),
+            forward
+        );
         let reads = rows * (64 + 32 + 4 + 4) * four;
-        let query = AttentionGradQuery { shape }.bytes();
+        let query = AttentionGradQuery {
+            shape,
+            math: Math::F32,
+        }
+        .bytes();
         assert_eq!(query, reads + rows * 32 * four);
-        let key_value = AttentionGradKeyValue { shape }.bytes();
+        let key_value = AttentionGradKeyValue {
+            shape,
+            math: Math::F32,
+        }
+        .bytes();
         assert_eq!(key_value, reads + rows * 32 * four);
     }
 }

@@ -9,7 +9,7 @@ use super::{OpCall, OpRule, Operand, Signature, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
 use crate::num::tree::{ROW_PIECE, TokenSum};
-use crate::shape::DType;
+use crate::shape::{DType, Math};
 
 /// `r = x + delta` (with `residual`), `rstd = 1 / sqrt(Σ r² / d + eps)`, `h = (r · rstd) · weight`.
 ///
@@ -20,11 +20,17 @@ pub struct RmsNorm {
     pub d_model: usize,
     pub eps: f32,
     pub residual: bool,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for RmsNorm {
     fn stem(&self) -> &'static str {
         "rms_norm"
+    }
+
+    fn math(&self) -> Math {
+        self.math
     }
 
     fn signature(&self) -> Signature {
@@ -33,11 +39,11 @@ impl OpRule for RmsNorm {
         let mut reads = vec![Operand::read("x", matrix, DType::F32)];
         let mut writes = Vec::new();
         if self.residual {
-            reads.push(Operand::read("delta", matrix, DType::F32));
+            reads.push(Operand::read("delta", matrix, self.math.storage()));
             writes.push(Operand::store("r", matrix, DType::F32, assign));
         }
         reads.push(Operand::read("weight", [self.d_model], DType::F32));
-        writes.push(Operand::store("h", matrix, DType::F32, assign));
+        writes.push(Operand::store("h", matrix, self.math.storage(), assign));
         writes.push(Operand::store("rstd", [self.rows], DType::F32, assign));
         Signature { reads, writes }
     }
@@ -56,6 +62,11 @@ impl OpRule for RmsNorm {
         let dh = grads.incoming(h, self.stem())?;
         let (dr, store) = grads.activation_target(input);
         let mut writes = vec![dr];
+        // The addend of a narrower type has a gradient of its own: the residual's, rounded once.
+        let delta_grad = self.residual && self.math.storage() != DType::F32;
+        if delta_grad {
+            writes.push(grads.assigned_activation_target(call.reads[1], self.stem())?);
+        }
         let trainable = grads.is_trainable(weight);
         if trainable {
             writes.push(grads.assigned_parameter_target(weight, self.stem())?);
@@ -65,12 +76,16 @@ impl OpRule for RmsNorm {
             sum: grads.token_sum(self.rows, Some(ROW_PIECE)),
             store,
             weight_grad: trainable,
+            delta_grad,
+            math: self.math,
         };
         grads.emit(op, vec![dh, input, weight, rstd], writes);
         if self.residual {
             // Both addends of the residual sum have the sum's gradient: one buffer serves all.
             grads.share(call.reads[0], dr, self.stem())?;
-            grads.share(call.reads[1], dr, self.stem())?;
+            if !delta_grad {
+                grads.share(call.reads[1], dr, self.stem())?;
+            }
         }
         Ok(())
     }
@@ -85,11 +100,21 @@ pub struct RmsNormGrad {
     pub sum: TokenSum,
     pub store: Store,
     pub weight_grad: bool,
+    /// Whether a copy of `dr` in the storage of `math` is written: the gradient of the `delta` that
+    /// the norm has added, where activations are stored narrower than the residual stream.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub delta_grad: bool,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for RmsNormGrad {
     fn stem(&self) -> &'static str {
         "rms_norm_grad"
+    }
+
+    fn math(&self) -> Math {
+        self.math
     }
 
     fn signature(&self) -> Signature {
@@ -100,8 +125,12 @@ impl OpRule for RmsNormGrad {
             DType::F32,
             self.store.access(),
         )];
+        let assign = Store::Assign.access();
+        if self.delta_grad {
+            let storage = self.math.storage();
+            writes.push(Operand::store("ddelta", matrix, storage, assign));
+        }
         if self.weight_grad {
-            let assign = Store::Assign.access();
             writes.push(Operand::store(
                 "dweight",
                 [self.d_model],
@@ -111,7 +140,7 @@ impl OpRule for RmsNormGrad {
         }
         Signature {
             reads: vec![
-                Operand::read("dh", matrix, DType::F32),
+                Operand::read("dh", matrix, self.math.storage()),
                 Operand::read("r", matrix, DType::F32),
                 Operand::read("weight", [self.d_model], DType::F32),
                 Operand::read("rstd", [self.sum.tokens], DType::F32),

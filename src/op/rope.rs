@@ -12,7 +12,7 @@ use super::{Access, OpCall, OpRule, Operand, Signature, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
 use crate::num::tree::{ROW_PIECE, TokenSum};
-use crate::shape::DType;
+use crate::shape::{DType, Math};
 
 /// How the columns of a `qkv` row are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -51,6 +51,8 @@ pub struct Rope {
     pub rows: usize,
     pub seq_len: usize,
     pub heads: Heads,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 fn table(seq_len: usize, heads: &Heads) -> Operand {
@@ -58,13 +60,18 @@ fn table(seq_len: usize, heads: &Heads) -> Operand {
 }
 
 /// Bytes of a rotation in place, which touches query and key columns only.
-fn rotation_bytes(rows: usize, seq_len: usize, heads: &Heads) -> u64 {
-    let rotated = rows * heads.rotated() * heads.head_dim * DType::F32.size();
+fn rotation_bytes((rows, math): (usize, Math), seq_len: usize, heads: &Heads) -> u64 {
+    let rotated = rows * heads.rotated() * heads.head_dim * math.storage().size();
     table(seq_len, heads).traffic() + 2 * rotated as u64
 }
 
-fn updated_qkv(name: &'static str, rows: usize, heads: &Heads) -> Operand {
-    Operand::store(name, [rows, heads.columns()], DType::F32, Access::Update)
+fn updated_qkv(name: &'static str, (rows, math): (usize, Math), heads: &Heads) -> Operand {
+    Operand::store(
+        name,
+        [rows, heads.columns()],
+        math.storage(),
+        Access::Update,
+    )
 }
 
 impl OpRule for Rope {
@@ -72,15 +79,19 @@ impl OpRule for Rope {
         "rope"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         Signature {
             reads: vec![table(self.seq_len, &self.heads)],
-            writes: vec![updated_qkv("qkv", self.rows, &self.heads)],
+            writes: vec![updated_qkv("qkv", (self.rows, self.math), &self.heads)],
         }
     }
 
     fn bytes(&self) -> u64 {
-        rotation_bytes(self.rows, self.seq_len, &self.heads)
+        rotation_bytes((self.rows, self.math), self.seq_len, &self.heads)
     }
 
     fn backward(&self, call: &OpCall, grads: &mut GradBuilder) -> Result<(), PlanError> {
@@ -90,6 +101,7 @@ impl OpRule for Rope {
             rows: self.rows,
             seq_len: self.seq_len,
             heads: self.heads,
+            math: self.math,
         };
         grads.emit(op, vec![call.reads[0]], vec![dqkv]);
         Ok(())
@@ -102,6 +114,8 @@ pub struct RopeGrad {
     pub rows: usize,
     pub seq_len: usize,
     pub heads: Heads,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for RopeGrad {
@@ -109,15 +123,19 @@ impl OpRule for RopeGrad {
         "rope_grad"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         Signature {
             reads: vec![table(self.seq_len, &self.heads)],
-            writes: vec![updated_qkv("dqkv", self.rows, &self.heads)],
+            writes: vec![updated_qkv("dqkv", (self.rows, self.math), &self.heads)],
         }
     }
 
     fn bytes(&self) -> u64 {
-        rotation_bytes(self.rows, self.seq_len, &self.heads)
+        rotation_bytes((self.rows, self.math), self.seq_len, &self.heads)
     }
 }
 
@@ -129,11 +147,17 @@ pub struct QkNormRope {
     pub seq_len: usize,
     pub heads: Heads,
     pub eps: f32,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for QkNormRope {
     fn stem(&self) -> &'static str {
         "qk_norm_rope"
+    }
+
+    fn math(&self) -> Math {
+        self.math
     }
 
     fn signature(&self) -> Signature {
@@ -142,13 +166,13 @@ impl OpRule for QkNormRope {
         let assign = Store::Assign.access();
         Signature {
             reads: vec![
-                Operand::read("qkv", matrix, DType::F32),
+                Operand::read("qkv", matrix, self.math.storage()),
                 Operand::read("q_weight", [self.heads.head_dim], DType::F32),
                 Operand::read("k_weight", [self.heads.head_dim], DType::F32),
                 table(self.seq_len, &self.heads),
             ],
             writes: vec![
-                Operand::store("rotated", matrix, DType::F32, assign),
+                Operand::store("rotated", matrix, self.math.storage(), assign),
                 Operand::store("rstd", rstd, DType::F32, assign),
             ],
         }
@@ -168,6 +192,7 @@ impl OpRule for QkNormRope {
             heads: self.heads,
             sum: grads.token_sum(self.rows, Some(ROW_PIECE)),
             weight_grad: trainable,
+            math: self.math,
         };
         let reads = vec![
             call.reads[0],
@@ -190,6 +215,8 @@ pub struct QkNormRopeGrad {
     pub heads: Heads,
     pub sum: TokenSum,
     pub weight_grad: bool,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for QkNormRopeGrad {
@@ -197,10 +224,14 @@ impl OpRule for QkNormRopeGrad {
         "qk_norm_rope_grad"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let rows = self.sum.tokens;
         let weight = [self.heads.head_dim];
-        let mut writes = vec![updated_qkv("dqkv", rows, &self.heads)];
+        let mut writes = vec![updated_qkv("dqkv", (rows, self.math), &self.heads)];
         if self.weight_grad {
             let assign = Store::Assign.access();
             writes.push(Operand::store("dq_weight", weight, DType::F32, assign));
@@ -208,7 +239,7 @@ impl OpRule for QkNormRopeGrad {
         }
         Signature {
             reads: vec![
-                Operand::read("qkv", [rows, self.heads.columns()], DType::F32),
+                Operand::read("qkv", [rows, self.heads.columns()], self.math.storage()),
                 Operand::read("q_weight", weight, DType::F32),
                 Operand::read("k_weight", weight, DType::F32),
                 table(self.seq_len, &self.heads),

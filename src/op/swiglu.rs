@@ -8,18 +8,24 @@ use serde::{Deserialize, Serialize};
 use super::{Access, OpCall, OpRule, Operand, Signature, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
-use crate::shape::DType;
+use crate::shape::Math;
 
 /// `a = (g · sigmoid(g)) · u`, where a row of `gate_up` holds `g` then `u`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwiGlu {
     pub rows: usize,
     pub d_ff: usize,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for SwiGlu {
     fn stem(&self) -> &'static str {
         "swiglu"
+    }
+
+    fn math(&self) -> Math {
+        self.math
     }
 
     fn signature(&self) -> Signature {
@@ -28,12 +34,12 @@ impl OpRule for SwiGlu {
             reads: vec![Operand::read(
                 "gate_up",
                 [self.rows, 2 * self.d_ff],
-                DType::F32,
+                self.math.storage(),
             )],
             writes: vec![Operand::store(
                 "a",
                 [self.rows, self.d_ff],
-                DType::F32,
+                self.math.storage(),
                 assign,
             )],
         }
@@ -45,6 +51,7 @@ impl OpRule for SwiGlu {
         let op = SwiGluGrad {
             rows: self.rows,
             d_ff: self.d_ff,
+            math: self.math,
         };
         grads.emit(op, vec![da], vec![gate_up]);
         grads.share(gate_up, gate_up, self.stem())
@@ -57,6 +64,8 @@ impl OpRule for SwiGlu {
 pub struct SwiGluGrad {
     pub rows: usize,
     pub d_ff: usize,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
 }
 
 impl OpRule for SwiGluGrad {
@@ -64,14 +73,22 @@ impl OpRule for SwiGluGrad {
         "swiglu_grad"
     }
 
+    fn math(&self) -> Math {
+        self.math
+    }
+
     fn signature(&self) -> Signature {
         let gate_up = [self.rows, 2 * self.d_ff];
         Signature {
-            reads: vec![Operand::read("da", [self.rows, self.d_ff], DType::F32)],
+            reads: vec![Operand::read(
+                "da",
+                [self.rows, self.d_ff],
+                self.math.storage(),
+            )],
             writes: vec![Operand::store(
                 "gate_up",
                 gate_up,
-                DType::F32,
+                self.math.storage(),
                 Access::Update,
             )],
         }

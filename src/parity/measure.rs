@@ -10,6 +10,7 @@ use crate::engine::run::load_folder;
 use crate::engine::state::FEWEST_WARMUP_STEPS;
 use crate::error::{CheckpointError, Error, StepError};
 use crate::plan::Plan;
+use crate::shape::Math;
 
 /// Runs the steps of a record on a backend and compares.
 ///
@@ -19,10 +20,11 @@ use crate::plan::Plan;
 /// A record or model that does not fit; whatever stops a step.
 pub fn run<B: Backend>(
     reference: &Reference,
+    math: Math,
     backend: B,
     tolerances: &Tolerances,
 ) -> Result<ParityReport, Error> {
-    let plan = Arc::new(reference.plan()?);
+    let plan = Arc::new(reference.plan(math)?);
     reference.check_trainable(&plan)?;
     let batches = reference.batches()?;
     let hyper = reference.hyper();
@@ -42,9 +44,10 @@ pub fn run<B: Backend>(
     }
     let (losses, norms) = (&reference.json.loss, &reference.json.grad_norm);
     for ((step, batch), (loss, norm)) in batches.iter().enumerate().zip(losses.iter().zip(norms)) {
+        let scale = trainer.session_mut().loss_scale()?.map_or(1.0, |s| s.scale);
         let report = trainer.step(batch)?;
         if step == 0 {
-            gradients(&mut trainer, reference, &mut rows)?;
+            gradients((&mut trainer, scale), reference, &mut rows)?;
         }
         let name = format!("step {step}");
         rows.tensor(Kind::Loss, &name, (&[report.loss], &[*loss]));
@@ -67,16 +70,17 @@ pub fn run<B: Backend>(
     Ok(ParityReport { rows: rows.rows })
 }
 
-/// The gradients that step 0 has left; clipping happens inside AdamW and does not change them.
+/// The gradients that step 0 has left, divided by their loss scale; clipping happens inside AdamW and does not change them.
 fn gradients<B: Backend>(
-    trainer: &mut Trainer<B>,
+    (trainer, scale): (&mut Trainer<B>, f32),
     reference: &Reference,
     rows: &mut Rows<'_>,
 ) -> Result<(), Error> {
     let plan = trainer.session().plan().clone();
     for param in &plan.params {
         let Some(state) = param.state else { continue };
-        let ours = trainer.session_mut().read_slot(state.grad)?;
+        let mut ours = trainer.session_mut().read_slot(state.grad)?;
+        ours.iter_mut().for_each(|x| *x /= scale);
         let theirs = named(
             reference,
             &plan,

@@ -11,6 +11,8 @@ mod record;
 pub use measure::run;
 pub use record::Reference;
 
+use crate::shape::Math;
+
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -72,6 +74,23 @@ impl Default for Tolerances {
 }
 
 impl Tolerances {
+    /// The defaults for runs computed as `math` says. Beyond f32 they leave room for operands that
+    /// are rounded to 2^-11 (tf32, f16) or 2^-8 (bf16) of themselves at every product.
+    pub fn of_math(math: Math) -> Self {
+        let rounding = match math {
+            Math::F32 => return Tolerances::default(),
+            Math::Tf32 | Math::F16 => 1.0 / 2048.0,
+            Math::Bf16 => 1.0 / 256.0,
+        };
+        Tolerances {
+            logits: 8.0 * rounding,
+            gradients: 16.0 * rounding,
+            losses: 2.0 * rounding,
+            norms: 8.0 * rounding,
+            change: 64.0 * rounding,
+        }
+    }
+
     /// The tolerance of a kind.
     pub const fn of(&self, kind: Kind) -> f64 {
         match kind {
@@ -151,6 +170,16 @@ mod tests {
         assert!(report.worst(Kind::Logits).unwrap().error.is_nan());
         assert!(!report.holds());
         assert!(report.worst(Kind::Loss).is_none());
+    }
+
+    #[test]
+    fn a_coarser_rounding_is_given_more_room() {
+        assert_eq!(Tolerances::of_math(Math::F32), Tolerances::default());
+        for kind in Kind::ALL {
+            let [f32, f16, bf16] =
+                [Math::F32, Math::F16, Math::Bf16].map(|math| Tolerances::of_math(math).of(kind));
+            assert!(f32 < f16 && f16 < bf16, "{}", kind.name());
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::error::{CheckpointError, ParityError};
 use crate::io::{ModelFolder, TensorFile};
 use crate::model::decoder::Decoder;
 use crate::plan::{Plan, PlanConfig};
+use crate::shape::Math;
 
 const JSON: &str = "reference.json";
 const TENSORS: &str = "reference.safetensors";
@@ -98,12 +99,13 @@ impl Reference {
     ///
     /// # Errors
     /// Sizes that an op does not support.
-    pub(super) fn plan(&self) -> Result<Plan, crate::error::PlanError> {
+    pub(super) fn plan(&self, math: Math) -> Result<Plan, crate::error::PlanError> {
         let json = &self.json;
         let config = PlanConfig {
             beta1: json.hyper.beta1,
             beta2: json.hyper.beta2,
             eps: json.hyper.eps,
+            math,
             ..PlanConfig::of(json.batch, json.seq_len)
         };
         Plan::build(&Decoder::new(self.model.config().clone()), config)
@@ -211,7 +213,7 @@ mod tests {
         change(&mut json);
         std::fs::write(&path, json.to_string()).unwrap();
         let opened = Reference::open(folder.path()).and_then(|reference| {
-            reference.check_trainable(&reference.plan().expect("a plan"))?;
+            reference.check_trainable(&reference.plan(Math::F32).expect("a plan"))?;
             Ok(reference)
         });
         (folder, opened)

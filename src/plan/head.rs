@@ -30,6 +30,7 @@ struct Chunk {
 pub struct HeadPlan {
     head: Head,
     scalars: Slot,
+    loss_scale: Option<Slot>,
     outputs: StepOutputs,
     cut: TokenCut,
     rows: usize,
@@ -49,7 +50,7 @@ impl HeadPlan {
         let grain = cut.grain.min(total);
         let most = (config.chunk_logits / head.vocab_size.max(1)).max(1);
         let rows = chunk_rows(&head, (most, cut.piece), grain).min(total);
-        let buffer = program.activation("logits", [rows, head.vocab_size]);
+        let buffer = program.narrow_activation("logits", [rows, head.vocab_size]);
         let span = grain.max(rows);
         let mut chunks = Vec::new();
         for (index, first) in (0..total).step_by(span).enumerate() {
@@ -73,6 +74,7 @@ impl HeadPlan {
         Ok(HeadPlan {
             head,
             scalars: inputs.scalars,
+            loss_scale: inputs.loss_scale,
             outputs,
             cut,
             rows: total,
@@ -150,6 +152,7 @@ impl HeadPlan {
             n_in: self.head.d_model,
             n_out: vocab_size,
             bias: false,
+            math: program.math,
         };
         program.call(
             product,
@@ -159,7 +162,10 @@ impl HeadPlan {
         let mut reads = vec![chunk.targets, chunk.weights, self.scalars];
         let mut writes = vec![chunk.row_loss, chunk.row_hit];
         match after {
-            LogitsAfter::Gradient => writes.push(chunk.logits),
+            LogitsAfter::Gradient => {
+                writes.push(chunk.logits);
+                reads.extend(self.loss_scale);
+            }
             LogitsAfter::Kept => reads.push(chunk.logits),
         }
         program.call(
@@ -167,6 +173,7 @@ impl HeadPlan {
                 rows,
                 vocab_size,
                 after,
+                math: program.math,
             },
             reads,
             writes,

@@ -7,16 +7,17 @@
 use std::collections::BTreeMap;
 
 use crate::error::PlanError;
-use crate::layout::Layout;
+use crate::layout::{Layout, Region};
 use crate::manifest::Manifest;
 use crate::model::Model;
 use crate::model::params::{Init, Training};
+use crate::num::element::encode;
 use crate::num::tree::TokenSum;
 use crate::op::adamw::AdamW;
-use crate::op::clip::{Clip, GradSquares};
+use crate::op::clip::{Clip, GradSquares, LossScaling};
 use crate::op::{OpCall, Slot};
 use crate::program::{ProgramBuilder, SlotTable};
-use crate::shape::{DType, Role, TensorSpec};
+use crate::shape::{DType, Math, Role, TensorSpec};
 
 mod head;
 pub mod memory;
@@ -67,11 +68,17 @@ pub struct PlanConfig {
     pub beta1: f64,
     pub beta2: f64,
     pub eps: f64,
-    pub domain: String,
+    /// The numeric domain: how products are computed.
+    pub math: Math,
+    /// Good steps after which the loss scale of f16 doubles.
+    pub growth_interval: u32,
     /// The most logits that exist at once; decides memory, and for gradients whose pieces would be
     /// longer than a chunk the piece.
     pub chunk_logits: usize,
 }
+
+/// Good steps after which the loss scale of f16 doubles, where a recipe says nothing.
+pub const GROWTH_INTERVAL: u32 = 2000;
 
 /// Logits of one row chunk of the head: 1 GiB of f32.
 pub const CHUNK_LOGITS: usize = 1 << 28;
@@ -88,7 +95,8 @@ impl PlanConfig {
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
-            domain: "f32".into(),
+            math: Math::F32,
+            growth_interval: GROWTH_INTERVAL,
             chunk_logits: CHUNK_LOGITS,
         }
     }
@@ -145,6 +153,8 @@ pub struct StepInputs {
     pub weights: Slot,
     /// The per-step values.
     pub scalars: Slot,
+    /// The loss scale, carried from step to step; `None` where gradients carry none.
+    pub loss_scale: Option<Slot>,
     derived: BTreeMap<&'static str, Slot>,
 }
 
@@ -177,13 +187,15 @@ pub struct StepOutputs {
     pub report: Slot,
 }
 
-/// The four flat arenas of the trained parameters.
+/// The flat arenas of the trained parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamArenas {
     pub param: Slot,
     pub grad: Slot,
     pub moment1: Slot,
     pub moment2: Slot,
+    /// The parameters as products read them, where those read a narrower type.
+    pub shadow: Option<Slot>,
 }
 
 /// The programs over one layout.
@@ -212,6 +224,8 @@ pub struct Plan {
     /// Token ids and targets are below this.
     pub vocab_size: usize,
     pub layout: Layout,
+    /// Parameter arenas and their shadows.
+    shadows: Vec<(Slot, Slot)>,
     step: Vec<OpCall>,
     evaluate: Vec<OpCall>,
 }
@@ -222,7 +236,7 @@ impl Plan {
     /// # Errors
     /// Sizes an op does not support; a parameter without a gradient; two parameters of one name.
     pub fn build(model: &dyn Model, config: PlanConfig) -> Result<Plan, PlanError> {
-        let mut program = ProgramBuilder::default();
+        let mut program = ProgramBuilder::of(config.math);
         let placed = place::parameters(&mut program, &model.parameters())?;
         let (inputs, derived) = place::inputs(&mut program, model, &config);
         let outputs = place::outputs(&mut program, inputs.rows());
@@ -243,6 +257,7 @@ impl Plan {
         program.slots.check(&evaluate)?;
         let layout = Layout::plan(&program.slots, &[&step, &evaluate]);
         Ok(Plan {
+            shadows: program.shadows(),
             slots: program.slots,
             params: placed.params,
             arenas: placed.arenas,
@@ -268,7 +283,21 @@ impl Plan {
 
     /// The manifest of the step.
     pub fn manifest(&self) -> Manifest {
-        Manifest::of(&self.slots, &self.layout, &self.step, &self.config.domain)
+        let domain = self.config.math.domain();
+        Manifest::of(&self.slots, &self.layout, &self.step, domain)
+    }
+
+    /// Where the shadow of a parameter lies and what it holds for these values of the parameter;
+    /// `None` where products read the parameters themselves.
+    pub fn shadow_of(&self, param: Slot, values: &[f32]) -> Option<(Region, Vec<u8>)> {
+        let (root, range) = self.slots.root(param);
+        let (_, shadow) = self.shadows.iter().find(|(arena, _)| *arena == root)?;
+        let storage = self.slots.spec(*shadow).dtype;
+        let place = Region {
+            offset: self.layout.region(*shadow).offset + range.start * storage.size(),
+            bytes: range.len() * storage.size(),
+        };
+        Some((place, encode(storage, values)?))
     }
 
     /// Tokens of one step.
@@ -305,7 +334,16 @@ fn optimizer(
     let sums = program.slots.add(spec);
     program.call(squares, vec![arenas.grad], vec![sums]);
     let reads = vec![sums, outputs.loss, inputs.scalars];
-    program.call(Clip { partials }, reads, vec![outputs.report]);
+    let loss_scaling = inputs.loss_scale.map(|_| LossScaling {
+        growth_interval: config.growth_interval,
+    });
+    let clip = Clip {
+        partials,
+        loss_scaling,
+    };
+    let mut writes = vec![outputs.report];
+    writes.extend(inputs.loss_scale);
+    program.call(clip, reads, writes);
     let adamw = AdamW {
         elements,
         decayed: placed.decayed,
@@ -314,11 +352,14 @@ fn optimizer(
         beta2: config.beta2 as f32,
         one_minus_beta2: (1.0 - config.beta2) as f32,
         eps: config.eps as f32,
+        math: config.math,
     };
+    let mut writes = vec![arenas.param, arenas.moment1, arenas.moment2];
+    writes.extend(arenas.shadow);
     program.call(
         adamw,
         vec![arenas.grad, inputs.scalars, outputs.report],
-        vec![arenas.param, arenas.moment1, arenas.moment2],
+        writes,
     );
 }
 

@@ -7,7 +7,7 @@ use crate::error::PlanError;
 use crate::model::Model;
 use crate::model::params::{ParamGroup, Training};
 use crate::op::Slot;
-use crate::op::step_values::{REPORT_WORDS, SCALAR_WORDS};
+use crate::op::step_values::{LOSS_SCALE_WORDS, REPORT_WORDS, SCALAR_WORDS};
 use crate::program::ProgramBuilder;
 use crate::shape::{DType, Role, Shape, TensorSpec};
 
@@ -49,16 +49,20 @@ pub fn parameters(
         let spec = TensorSpec::new(name, [trained], DType::F32, role);
         program.slots.add(spec)
     };
-    let arenas = ParamArenas {
+    let mut arenas = ParamArenas {
         param: arena("param", Role::Param),
         grad: arena("grad", Role::Grad),
         moment1: arena("moment1", Role::Moment1),
         moment2: arena("moment2", Role::Moment2),
+        shadow: None,
     };
+    arenas.shadow = program.shadow_arena(arenas.param, "shadow");
     let frozen_elements = size(Training::Frozen);
     let frozen = (frozen_elements > 0).then(|| {
         let spec = TensorSpec::new("frozen", [frozen_elements], DType::F32, Role::Frozen);
-        program.slots.add(spec)
+        let frozen = program.slots.add(spec);
+        program.shadow_arena(frozen, "frozen_shadow");
+        frozen
     });
     let mut params = Vec::new();
     let mut slots = ParamSlots::default();
@@ -146,8 +150,13 @@ pub fn inputs(
         targets: add("targets", tokens.clone(), DType::I32, Role::Input),
         weights: add("weights", tokens, DType::F32, Role::Input),
         scalars: add("scalars", [SCALAR_WORDS].into(), DType::F32, Role::Scalars),
+        loss_scale: None,
         derived: BTreeMap::new(),
     };
+    if config.math.scales_loss() {
+        let words = Shape::from([LOSS_SCALE_WORDS]);
+        inputs.loss_scale = Some(add("loss_scale", words, DType::U32, Role::Carried));
+    }
     let mut tensors = Vec::new();
     for derived in model.derived(config.seq_len) {
         let shape = Shape::new(derived.shape);

@@ -189,16 +189,34 @@ fn a_golden_that_compares_nothing_is_refused() {
 fn a_domain_that_cannot_be_proven_is_named_and_does_not_hide_the_others() {
     let case = Case::blessed();
     let golden = case.golden();
-    let foreign = golden.replace("domain f32", "domain bf16.sm90");
+    let foreign = golden.replace("domain f32", "domain bf16.sm80");
     fs::write(case.path("foreign.golden"), foreign).expect("writes");
     let paths = [case.path("foreign.golden"), case.path("small.golden")];
     let said = bitstep(&["verify", &paths[0], &paths[1]]);
     assert_eq!(said.code, 3, "{said:?}");
     assert!(
-        said.err.contains("domain bf16.sm90 cannot be proven"),
+        said.err.contains("domain bf16.sm80 cannot be proven"),
         "{said:?}"
     );
     assert!(said.out.contains("small.golden: identical"), "{said:?}");
+}
+
+#[test]
+fn a_golden_of_each_domain_verifies_and_a_flipped_bit_trips() {
+    for precision in ["tf32", "bf16", "f16"] {
+        let case = Case::new();
+        let recipe = format!("precision = {precision:?}\n{RECIPE}");
+        fs::write(case.path("small.toml"), recipe).expect("writes");
+        let said = case.bless("the first of its domain");
+        assert_eq!(said.code, 0, "{said:?}");
+        let domain = format!("domain {precision}.sm90");
+        assert!(case.golden().contains(&domain), "{domain}");
+        let said = case.verify(&[]);
+        assert!(said.out.contains("identical"), "{said:?}");
+        let said = case.verify(&["--flip", "1:model.norm.weight:0:20"]);
+        assert_eq!(said.code, 1, "{said:?}");
+        assert!(said.out.contains("model.norm.weight"), "{said:?}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use bitstep::op::attention::{
     score_scale,
 };
 use bitstep::op::rope::Heads;
+use bitstep::shape::Math;
 
 use super::runner::{Case, Numbers, Values, assert_bits, devices, first_difference};
 
@@ -155,7 +156,14 @@ impl Plain<'_> {
 
 /// The output and `lse` of a device for given `qkv`.
 fn forward_case(shape: AttentionShape, qkv: &[f32]) -> Case {
-    Case::random(Attention { shape }, 0).with("qkv", Values::F32(qkv.to_vec()))
+    Case::random(
+        Attention {
+            math: Math::F32,
+            shape,
+        },
+        0,
+    )
+    .with("qkv", Values::F32(qkv.to_vec()))
 }
 
 /// Compares all four ops with the formulas, on every device.
@@ -165,7 +173,14 @@ fn check(shape: AttentionShape, qkv: Vec<f32>, seed: u64) {
     let expected = [Values::F32(o.clone()), Values::F32(lse.clone())];
     assert_bits(&forward_case(shape, &qkv), &expected);
 
-    let case = Case::random(AttentionDelta { shape }, seed).with("o", Values::F32(o.clone()));
+    let case = Case::random(
+        AttentionDelta {
+            math: Math::F32,
+            shape,
+        },
+        seed,
+    )
+    .with("o", Values::F32(o.clone()));
     let dout = case.reads[0].f32s().to_vec();
     let delta = plain.delta(&dout, &o);
     assert_bits(&case, &[Values::F32(delta.clone())]);
@@ -179,12 +194,24 @@ fn check(shape: AttentionShape, qkv: Vec<f32>, seed: u64) {
     let grad = plain.grad(&dout, &lse, &delta);
     let columns = shape.heads.columns();
     let is_query = |i: usize| i % columns < shape.heads.query_columns();
-    let case = inputs(Case::random(AttentionGradQuery { shape }, seed));
+    let case = inputs(Case::random(
+        AttentionGradQuery {
+            math: Math::F32,
+            shape,
+        },
+        seed,
+    ));
     let before = case.writes[0].f32s();
     let expected = (0..grad.len()).map(|i| if is_query(i) { grad[i] } else { before[i] });
     assert_bits(&case, &[Values::F32(expected.collect())]);
 
-    let case = inputs(Case::random(AttentionGradKeyValue { shape }, seed));
+    let case = inputs(Case::random(
+        AttentionGradKeyValue {
+            math: Math::F32,
+            shape,
+        },
+        seed,
+    ));
     let before = case.writes[0].f32s();
     let expected = (0..grad.len()).map(|i| if is_query(i) { before[i] } else { grad[i] });
     assert_bits(&case, &[Values::F32(expected.collect())]);
@@ -319,7 +346,13 @@ fn gradient(shape: AttentionShape, qkv: &[f32], dout: &[f32]) -> Vec<f32> {
         .try_into()
         .expect("two operands");
     let dout = Values::F32(dout.to_vec());
-    let case = Case::random(AttentionDelta { shape }, 0);
+    let case = Case::random(
+        AttentionDelta {
+            math: Math::F32,
+            shape,
+        },
+        0,
+    );
     let delta = run(&case.with("dout", dout.clone()).with("o", o)).remove(0);
     let inputs = |case: Case| {
         case.with("qkv", Values::F32(qkv.to_vec()))
@@ -327,9 +360,22 @@ fn gradient(shape: AttentionShape, qkv: &[f32], dout: &[f32]) -> Vec<f32> {
             .with("lse", lse.clone())
             .with("delta", delta.clone())
     };
-    let query = inputs(Case::random(AttentionGradQuery { shape }, 0));
+    let query = inputs(Case::random(
+        AttentionGradQuery {
+            math: Math::F32,
+            shape,
+        },
+        0,
+    ));
     let dqkv = run(&query).remove(0);
-    let rest = inputs(Case::random(AttentionGradKeyValue { shape }, 0)).with("dqkv", dqkv);
+    let rest = inputs(Case::random(
+        AttentionGradKeyValue {
+            math: Math::F32,
+            shape,
+        },
+        0,
+    ))
+    .with("dqkv", dqkv);
     run(&rest).remove(0).f32s().to_vec()
 }
 
@@ -361,19 +407,43 @@ fn operands_of_another_size_are_refused() {
     let shape = shape(2, 3, [4, 2, 4]);
     let cases = [
         (
-            Case::random(Attention { shape }, 1),
+            Case::random(
+                Attention {
+                    math: Math::F32,
+                    shape,
+                },
+                1,
+            ),
             ["qkv", "o", "lse"].as_slice(),
         ),
         (
-            Case::random(AttentionDelta { shape }, 1),
+            Case::random(
+                AttentionDelta {
+                    math: Math::F32,
+                    shape,
+                },
+                1,
+            ),
             &["dout", "o", "delta"],
         ),
         (
-            Case::random(AttentionGradQuery { shape }, 1),
+            Case::random(
+                AttentionGradQuery {
+                    math: Math::F32,
+                    shape,
+                },
+                1,
+            ),
             &["qkv", "dout", "lse", "delta", "dqkv"],
         ),
         (
-            Case::random(AttentionGradKeyValue { shape }, 1),
+            Case::random(
+                AttentionGradKeyValue {
+                    math: Math::F32,
+                    shape,
+                },
+                1,
+            ),
             &["qkv", "dout", "lse", "delta", "dqkv"],
         ),
     ];
@@ -403,7 +473,13 @@ fn heads_that_cannot_be_shared_are_refused() {
         };
         // No operand is empty, so that only the heads are at fault.
         let case = ["qkv", "o", "lse"].into_iter().fold(
-            Case::random(Attention { shape: broken }, 1),
+            Case::random(
+                Attention {
+                    math: Math::F32,
+                    shape: broken,
+                },
+                1,
+            ),
             |case, operand| case.resized(operand, 8),
         );
         let refused = devices()[0].run(&case).err();

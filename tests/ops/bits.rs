@@ -11,9 +11,10 @@ use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
 use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
 use bitstep::op::tree_add::TreeAdd;
 use bitstep::op::{Op, Store};
+use bitstep::shape::Math;
 
 use super::reference::expected;
-use super::runner::{Case, Numbers, Values, assert_bits};
+use super::runner::{Case, Numbers, Values, assert_bits, with_math};
 
 /// One case a seed, so that no two cases have the same contents.
 fn check_all(ops: impl IntoIterator<Item = Op>) {
@@ -22,8 +23,15 @@ fn check_all(ops: impl IntoIterator<Item = Op>) {
     }
 }
 
+/// In f32, and in both narrow storages where the op has operands of them.
 fn check(case: &Case) {
     assert_bits(case, &expected(case));
+    for math in [Math::Bf16, Math::F16] {
+        if with_math(&case.op, math) != case.op {
+            let narrow = case.in_math(math);
+            assert_bits(&narrow, &expected(&narrow));
+        }
+    }
 }
 
 /// One token, one piece, ragged pieces, ragged grains, more pieces than threads.
@@ -98,6 +106,7 @@ fn rms_norm_has_its_bits() {
     for (rows, d_model) in [1, 5, 70].into_iter().flat_map(|r| WIDTHS.map(|d| (r, d))) {
         check_all([true, false].map(|residual| {
             Op::from(RmsNorm {
+                math: Math::F32,
                 rows,
                 d_model,
                 eps: 1e-6,
@@ -117,6 +126,8 @@ fn rms_norm_grad_has_its_bits() {
         ];
         check_all(stores.map(|(store, weight_grad)| {
             Op::from(RmsNormGrad {
+                delta_grad: false,
+                math: Math::F32,
                 d_model,
                 sum,
                 store,
@@ -129,7 +140,13 @@ fn rms_norm_grad_has_its_bits() {
 #[test]
 fn bias_grad_has_its_bits() {
     for sum in cuts() {
-        check_all(WIDTHS.map(|n_out| Op::from(BiasGrad { n_out, sum })));
+        check_all(WIDTHS.map(|n_out| {
+            Op::from(BiasGrad {
+                math: Math::F32,
+                n_out,
+                sum,
+            })
+        }));
     }
 }
 
@@ -138,11 +155,13 @@ fn rope_and_its_inverse_have_their_bits() {
     for heads in head_shapes() {
         for (rows, seq_len) in [(1, 1), (21, 7), (64, 64)] {
             let forward = Rope {
+                math: Math::F32,
                 rows,
                 seq_len,
                 heads,
             };
             let back = RopeGrad {
+                math: Math::F32,
                 rows,
                 seq_len,
                 heads,
@@ -157,6 +176,7 @@ fn qk_norm_rope_has_its_bits() {
     for heads in head_shapes() {
         check_all([(1, 1), (21, 7), (64, 64)].map(|(rows, seq_len)| {
             Op::from(QkNormRope {
+                math: Math::F32,
                 rows,
                 seq_len,
                 heads,
@@ -174,6 +194,7 @@ fn qk_norm_rope_grad_has_its_bits() {
     {
         check_all([true, false].map(|weight_grad| {
             Op::from(QkNormRopeGrad {
+                math: Math::F32,
                 seq_len: sum.grain.min(10),
                 heads,
                 sum,
@@ -187,8 +208,16 @@ fn qk_norm_rope_grad_has_its_bits() {
 fn swiglu_and_its_gradient_have_their_bits() {
     for (rows, d_ff) in [1, 5, 70].into_iter().flat_map(|r| WIDTHS.map(|d| (r, d))) {
         check_all([
-            Op::from(SwiGlu { rows, d_ff }),
-            Op::from(SwiGluGrad { rows, d_ff }),
+            Op::from(SwiGlu {
+                math: Math::F32,
+                rows,
+                d_ff,
+            }),
+            Op::from(SwiGluGrad {
+                math: Math::F32,
+                rows,
+                d_ff,
+            }),
         ]);
     }
 }
@@ -205,6 +234,7 @@ fn cross_entropy_has_its_bits() {
                 .step_by(4)
                 .for_each(|t| *t = IGNORE);
             let op = CrossEntropy {
+                math: Math::F32,
                 rows,
                 vocab_size,
                 after,
@@ -233,9 +263,15 @@ fn clip_decides_as_its_formula() {
         for partials in [1, 5, 64] {
             let mut scalars = vec![0.5; 8];
             (scalars[4], scalars[5]) = (max_norm, spike_norm);
-            let case = Case::random(Clip { partials }, 3)
-                .with("scalars", Values::F32(scalars))
-                .with("loss", Values::F32(vec![loss]));
+            let case = Case::random(
+                Clip {
+                    loss_scaling: None,
+                    partials,
+                },
+                3,
+            )
+            .with("scalars", Values::F32(scalars))
+            .with("loss", Values::F32(vec![loss]));
             check(&case);
         }
     }
@@ -246,6 +282,7 @@ fn adamw_updates_as_its_formula_or_not_at_all() {
     for (elements, decayed) in [(1, 0), (5, 5), (40_000, 20_001), (16_385, 16_384)] {
         for applied in [1, 0] {
             let op = AdamW {
+                math: Math::F32,
                 elements,
                 decayed,
                 beta1: 0.9,

@@ -13,6 +13,7 @@ use bitstep::op::embed::EmbedGrad;
 use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
 use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad, RopeGrad};
 use bitstep::op::swiglu::SwiGluGrad;
+use bitstep::shape::Math;
 
 use super::runner::{Case, Numbers, Values, run};
 
@@ -87,6 +88,7 @@ fn residual_norm(size: f32, forward_eps: f32) -> ([Values; 2], [Vec<f64>; 4]) {
     let (x, delta, dh, direct) = (scaled(size), scaled(size), scaled(1.0), scaled(1.0));
     let weight = numbers.ordinary(d);
     let op = RmsNorm {
+        math: Math::F32,
         rows: SUM.tokens,
         d_model: d,
         eps: forward_eps,
@@ -98,6 +100,8 @@ fn residual_norm(size: f32, forward_eps: f32) -> ([Values; 2], [Vec<f64>; 4]) {
         .with("weight", weight.clone());
     let [r, _, rstd]: [Values; 3] = run(&forward).try_into().expect("three outputs");
     let op = RmsNormGrad {
+        delta_grad: false,
+        math: Math::F32,
         d_model: d,
         sum: SUM,
         store: Store::Add,
@@ -171,7 +175,15 @@ fn bias() {
     let mut numbers = Numbers::new(12);
     let dy = numbers.ordinary(SUM.tokens * n_out);
     let point = wide(&numbers.ordinary(n_out));
-    let case = Case::random(BiasGrad { n_out, sum: SUM }, 0).with("dy", dy.clone());
+    let case = Case::random(
+        BiasGrad {
+            math: Math::F32,
+            n_out,
+            sum: SUM,
+        },
+        0,
+    )
+    .with("dy", dy.clone());
     let dy = wide(&dy);
     assert_gradient(&point, &run(&case)[0], |bias| {
         dy.chunks(n_out).map(|dy| dot(dy, bias)).sum()
@@ -195,9 +207,16 @@ fn swiglu_gate_and_up() {
     let da = numbers.ordinary(rows * d_ff);
     let gate_up = (0..rows * 2 * d_ff).map(|_| numbers.uniform(-4.0, 4.0) as f32);
     let gate_up = Values::F32(gate_up.collect());
-    let case = Case::random(SwiGluGrad { rows, d_ff }, 0)
-        .with("da", da.clone())
-        .with("gate_up", gate_up.clone());
+    let case = Case::random(
+        SwiGluGrad {
+            math: Math::F32,
+            rows,
+            d_ff,
+        },
+        0,
+    )
+    .with("da", da.clone())
+    .with("gate_up", gate_up.clone());
     let da = wide(&da);
     assert_gradient(&wide(&gate_up), &run(&case)[0], |gate_up| {
         dot(&da, &swiglu(gate_up, d_ff))
@@ -250,6 +269,7 @@ fn rope() {
     let n = SUM.tokens * HEADS.columns();
     let (dqkv, point) = (numbers.ordinary(n), wide(&numbers.ordinary(n)));
     let op = RopeGrad {
+        math: Math::F32,
         rows: SUM.tokens,
         seq_len: SEQ_LEN,
         heads: HEADS,
@@ -294,6 +314,7 @@ fn qk_norm_rope() {
             .with("table", table.clone())
     };
     let op = QkNormRope {
+        math: Math::F32,
         rows: SUM.tokens,
         seq_len: SEQ_LEN,
         heads: HEADS,
@@ -301,6 +322,7 @@ fn qk_norm_rope() {
     };
     let rstd = run(&with_inputs(Case::random(op, 0))).remove(1);
     let op = QkNormRopeGrad {
+        math: Math::F32,
         seq_len: SEQ_LEN,
         heads: HEADS,
         sum: SUM,
@@ -328,6 +350,7 @@ fn cross_entropy() {
     let targets = vec![0, 10, IGNORE, 3, 3];
     let inv_normaliser = 0.3_f32;
     let op = CrossEntropy {
+        math: Math::F32,
         rows,
         vocab_size,
         after: LogitsAfter::Gradient,

@@ -9,8 +9,11 @@ use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
 use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
 use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
 use bitstep::op::{Op, Store};
+use bitstep::shape::Math;
 
-use super::runner::{Case, Numbers, Values, assert_bits, devices, first_difference, run};
+use super::runner::{
+    Case, Numbers, Values, assert_bits, devices, first_difference, run, with_math,
+};
 
 const SUM: TokenSum = TokenSum {
     tokens: 12,
@@ -49,18 +52,22 @@ fn a_thousand_backwards_of_a_few_ids_are_equal() {
 #[test]
 fn gradients_of_norm_weights_and_biases_do_not_add_up() {
     let norm = RmsNormGrad {
+        delta_grad: false,
+        math: Math::F32,
         d_model: 20,
         sum: SUM,
         store: Store::Assign,
         weight_grad: true,
     };
     let qk_norm = QkNormRopeGrad {
+        math: Math::F32,
         seq_len: 6,
         heads: HEADS,
         sum: SUM,
         weight_grad: true,
     };
     let bias = BiasGrad {
+        math: Math::F32,
         n_out: 20,
         sum: SUM,
     };
@@ -133,8 +140,8 @@ fn an_id_outside_the_table_is_an_error() {
     }
 }
 
-fn one_of_each() -> Vec<Op> {
-    let (rows, seq_len, heads, sum) = (SUM.tokens, 6, HEADS, SUM);
+fn of_rows() -> Vec<Op> {
+    let (rows, sum) = (SUM.tokens, SUM);
     let (vocab_size, d_model, store) = (4, 3, Store::Add);
     vec![
         Embed {
@@ -151,6 +158,7 @@ fn one_of_each() -> Vec<Op> {
         }
         .into(),
         RmsNorm {
+            math: Math::F32,
             rows,
             d_model,
             eps: 1e-6,
@@ -158,26 +166,42 @@ fn one_of_each() -> Vec<Op> {
         }
         .into(),
         RmsNormGrad {
+            delta_grad: false,
+            math: Math::F32,
             d_model,
             sum,
             store,
             weight_grad: true,
         }
         .into(),
-        BiasGrad { n_out: 3, sum }.into(),
+        BiasGrad {
+            math: Math::F32,
+            n_out: 3,
+            sum,
+        }
+        .into(),
+    ]
+}
+
+fn of_heads() -> Vec<Op> {
+    let (rows, seq_len, heads, sum) = (SUM.tokens, 6, HEADS, SUM);
+    vec![
         Rope {
+            math: Math::F32,
             rows,
             seq_len,
             heads,
         }
         .into(),
         RopeGrad {
+            math: Math::F32,
             rows,
             seq_len,
             heads,
         }
         .into(),
         QkNormRope {
+            math: Math::F32,
             rows,
             seq_len,
             heads,
@@ -185,15 +209,34 @@ fn one_of_each() -> Vec<Op> {
         }
         .into(),
         QkNormRopeGrad {
+            math: Math::F32,
             seq_len,
             heads,
             sum,
             weight_grad: true,
         }
         .into(),
-        SwiGlu { rows, d_ff: 5 }.into(),
-        SwiGluGrad { rows, d_ff: 5 }.into(),
+        SwiGlu {
+            math: Math::F32,
+            rows,
+            d_ff: 5,
+        }
+        .into(),
+        SwiGluGrad {
+            math: Math::F32,
+            rows,
+            d_ff: 5,
+        }
+        .into(),
     ]
+}
+
+/// One of each op, in f32 and in both narrow storages.
+fn one_of_each() -> Vec<Op> {
+    let ops = [of_rows(), of_heads()].concat();
+    let narrow = [Math::Bf16, Math::F16].map(|math| ops.iter().map(move |op| with_math(op, math)));
+    let narrow: Vec<Op> = narrow.into_iter().flatten().collect();
+    ops.into_iter().chain(narrow).collect()
 }
 
 #[test]

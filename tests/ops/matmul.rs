@@ -3,6 +3,7 @@
 use bitstep::num::tree::TokenSum;
 use bitstep::op::Store;
 use bitstep::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
+use bitstep::shape::Math;
 
 use super::runner::{Case, Numbers, Values, assert_bits, devices, run};
 
@@ -40,6 +41,7 @@ fn the_forward_bits_are_those_of_the_formula() {
         for bias in [false, true] {
             let case = Case::random(
                 Matmul {
+                    math: Math::F32,
                     rows,
                     n_in,
                     n_out,
@@ -65,7 +67,15 @@ fn the_forward_bits_are_those_of_the_formula() {
 #[test]
 fn the_bits_of_the_input_gradient_are_those_of_the_formula() {
     for (seed, [rows, n_in, n_out]) in (1..).zip(SIZES) {
-        let case = Case::random(MatmulGradInput { rows, n_in, n_out }, seed);
+        let case = Case::random(
+            MatmulGradInput {
+                math: Math::F32,
+                rows,
+                n_in,
+                n_out,
+            },
+            seed,
+        );
         let (dy, weight) = (case.reads[0].f32s(), case.reads[1].f32s());
         let element = |t: usize, i: usize| {
             chain((0..n_out).map(|o| (dy[t * n_out + o], weight[o * n_in + i])))
@@ -90,6 +100,7 @@ fn the_bits_of_the_weight_gradient_are_those_of_the_formula() {
         for sum in cuts(tokens) {
             for store in [Store::Assign, Store::Add] {
                 let op = MatmulGradWeight {
+                    math: Math::F32,
                     n_in,
                     n_out,
                     sum,
@@ -134,6 +145,7 @@ fn the_order_of_a_sum_shows_in_its_bits() {
             piece,
         };
         let op = MatmulGradWeight {
+            math: Math::F32,
             n_in: 8,
             n_out: 8,
             sum,
@@ -149,6 +161,7 @@ fn the_order_of_a_sum_shows_in_its_bits() {
 #[test]
 fn operands_of_another_size_are_refused() {
     let op = Matmul {
+        math: Math::F32,
         rows: 5,
         n_in: 4,
         n_out: 3,

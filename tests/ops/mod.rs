@@ -8,3 +8,6 @@ mod faults;
 mod matmul;
 mod reference;
 mod runner;
+mod tensor;
+mod tensor_attention;
+mod tensor_step;

@@ -61,7 +61,21 @@ pub fn token_sum(sum: &TokenSum, chain: impl Fn(Range<usize>) -> f32) -> f32 {
 }
 
 /// What the written operands hold after the case.
+///
+/// Every op computes in f32 from what its operands store and rounds once to what it stores.
 pub fn expected(case: &Case) -> Vec<Values> {
+    let signature = case.op.rule().signature();
+    let outputs = signature.writes.iter().zip(wide(&case.widened()));
+    outputs
+        .map(|(operand, values)| match values {
+            Values::F32(numbers) => Values::stored(operand.dtype, &numbers),
+            other => other,
+        })
+        .collect()
+}
+
+/// The formulas, all floats being f32.
+fn wide(case: &Case) -> Vec<Values> {
     let reads: Vec<&[f32]> = case
         .reads
         .iter()
@@ -183,10 +197,9 @@ fn rms_norm_grad(op: &RmsNormGrad, reads: &[&[f32]], before: &[f32]) -> Vec<Vec<
             })
         })
     };
-    match op.weight_grad {
-        true => vec![dr, (0..d).map(dweight).collect()],
-        false => vec![dr],
-    }
+    let ddelta = op.delta_grad.then(|| dr.clone());
+    let dweight = op.weight_grad.then(|| (0..d).map(dweight).collect());
+    [Some(dr), ddelta, dweight].into_iter().flatten().collect()
 }
 
 fn bias_grad(op: &BiasGrad, dy: &[f32]) -> Vec<Vec<f32>> {
@@ -301,6 +314,10 @@ fn cross_entropy(op: &CrossEntropy, case: &Case) -> Vec<Values> {
     let v = op.vocab_size;
     let (targets, weights) = (case.reads[0].i32s(), case.reads[1].f32s());
     let inv_normaliser = case.reads[2].f32s()[6];
+    let scale = case.reads.get(3).and_then(|values| match values {
+        Values::U32(state) => Some(f32::from_bits(state[0])),
+        _ => None,
+    });
     let mut logits = match op.after {
         LogitsAfter::Gradient => case.writes[2].f32s().to_vec(),
         LogitsAfter::Kept => case.reads[3].f32s().to_vec(),
@@ -322,6 +339,7 @@ fn cross_entropy(op: &CrossEntropy, case: &Case) -> Vec<Values> {
             let p = exp(*x - lse);
             let p = if i == target { p - 1.0 } else { p };
             *x = p * (weights[row] * inv_normaliser);
+            *x = scale.map_or(*x, |scale| *x * scale);
         }
     }
     let mut outputs = vec![Values::F32(losses), Values::U32(hits)];
@@ -353,7 +371,12 @@ fn clip(case: &Case) -> Vec<Values> {
         panic!("partials are f64")
     };
     let (loss, scalars) = (case.reads[1].f32s()[0], case.reads[2].f32s());
-    let norm = tree(partials).sqrt();
+    let state = case.writes.get(1).map(|values| match values {
+        Values::U32(state) => (f32::from_bits(state[0]), state[1], state[2]),
+        other => panic!("the loss scale is u32, found {}", other.dtype()),
+    });
+    let scale = state.map_or(1.0, |(scale, ..)| scale);
+    let norm = tree(partials).sqrt() / f64::from(scale);
     let coefficient = f64::min(1.0, f64::from(scalars[4]) / (norm + 1e-6)) as f32;
     let bits = |x: f32| if x.is_nan() { 0x7fc0_0000 } else { x.to_bits() };
     let dropped = u32::from(!loss.is_finite())
@@ -366,7 +389,18 @@ fn clip(case: &Case) -> Vec<Values> {
         u32::from(dropped == 0),
         dropped,
     ];
-    vec![Values::U32([&words[..], &[0; 3]].concat())]
+    let Some((scale, good, skipped)) = state else {
+        return vec![Values::U32([&words[..], &[0; 3]].concat())];
+    };
+    let next = match (dropped & 3 != 0, good + 1 == 7) {
+        (true, _) => [(scale / 2.0).to_bits(), 0, skipped + 1, 0],
+        (false, true) => [(scale * 2.0).to_bits(), 0, skipped, 0],
+        (false, false) => [scale.to_bits(), good + 1, skipped, 0],
+    };
+    vec![
+        Values::U32([&words[..], &[scale.to_bits(), 0, 0]].concat()),
+        Values::U32(next.to_vec()),
+    ]
 }
 
 fn adamw(op: &AdamW, case: &Case) -> Vec<Vec<f32>> {
@@ -376,11 +410,16 @@ fn adamw(op: &AdamW, case: &Case) -> Vec<Vec<f32>> {
     };
     let [mut p, mut m, mut v] = [0, 1, 2].map(|i| case.writes[i].f32s().to_vec());
     if report[3] == 0 {
-        return vec![p, m, v];
+        let shadow = case.writes.get(3).map(|v| v.f32s().to_vec());
+        return [p, m, v].into_iter().chain(shadow).collect();
     }
+    let unscale = match op.math.scales_loss() {
+        true => 1.0 / f32::from_bits(report[5]),
+        false => 1.0,
+    };
     let (lr, c1, c2) = (scalars[0], scalars[1], scalars[2]);
     for i in 0..op.elements {
-        let g = grad[i] * f32::from_bits(report[2]);
+        let g = (grad[i] * unscale) * f32::from_bits(report[2]);
         m[i] = op.beta1.mul_add(m[i], op.one_minus_beta1 * g);
         v[i] = op.beta2.mul_add(v[i], (op.one_minus_beta2 * g) * g);
         let u = (m[i] * c1) / ((v[i] * c2).sqrt() + op.eps);
@@ -391,5 +430,6 @@ fn adamw(op: &AdamW, case: &Case) -> Vec<Vec<f32>> {
         };
         p[i] = (-lr).mul_add(u, kept);
     }
-    vec![p, m, v]
+    let shadow = case.writes.get(3).map(|_| p.clone());
+    [p, m, v].into_iter().chain(shadow).collect()
 }

@@ -12,9 +12,10 @@ use bitstep::cpu::context::CpuContext;
 use bitstep::cpu::simd::SimdPath;
 use bitstep::error::DeviceError;
 use bitstep::layout::{Layout, PlacedCall, Region};
+use bitstep::op::clip::LossScaling;
 use bitstep::op::{Access, Op, OpCall, Operand, Slot};
 use bitstep::program::SlotTable;
-use bitstep::shape::{DType, Role, TensorSpec};
+use bitstep::shape::{DType, Math, Role, TensorSpec};
 
 /// The contents of one operand.
 #[derive(Clone, Debug)]
@@ -23,9 +24,36 @@ pub enum Values {
     F64(Vec<f64>),
     I32(Vec<i32>),
     U32(Vec<u32>),
+    /// Bits.
+    Bf16(Vec<u16>),
+    /// Bits.
+    F16(Vec<u16>),
 }
 
 impl Values {
+    /// Numbers stored as `dtype`, each rounded once.
+    pub fn stored(dtype: DType, numbers: &[f32]) -> Self {
+        let bf16 = |&x: &f32| half::bf16::from_f32(x).to_bits();
+        let f16 = |&x: &f32| half::f16::from_f32(x).to_bits();
+        match dtype {
+            DType::F32 => Values::F32(numbers.to_vec()),
+            DType::Bf16 => Values::Bf16(numbers.iter().map(bf16).collect()),
+            DType::F16 => Values::F16(numbers.iter().map(f16).collect()),
+            other => panic!("no numbers are stored as {other}"),
+        }
+    }
+
+    /// Narrow numbers as f32; other values as they are.
+    pub fn widened(&self) -> Self {
+        let bf16 = |&b: &u16| half::bf16::from_bits(b).to_f32();
+        let f16 = |&b: &u16| half::f16::from_bits(b).to_f32();
+        match self {
+            Values::Bf16(v) => Values::F32(v.iter().map(bf16).collect()),
+            Values::F16(v) => Values::F32(v.iter().map(f16).collect()),
+            other => other.clone(),
+        }
+    }
+
     /// The element type.
     pub fn dtype(&self) -> DType {
         match self {
@@ -33,6 +61,8 @@ impl Values {
             Values::F64(_) => DType::F64,
             Values::I32(_) => DType::I32,
             Values::U32(_) => DType::U32,
+            Values::Bf16(_) => DType::Bf16,
+            Values::F16(_) => DType::F16,
         }
     }
 
@@ -48,6 +78,7 @@ impl Values {
             Values::F64(v) => bytemuck::cast_slice(v),
             Values::I32(v) => bytemuck::cast_slice(v),
             Values::U32(v) => bytemuck::cast_slice(v),
+            Values::Bf16(v) | Values::F16(v) => bytemuck::cast_slice(v),
         }
     }
 
@@ -73,6 +104,8 @@ impl Values {
             DType::F64 => Values::F64(elements(bytes)),
             DType::I32 => Values::I32(elements(bytes)),
             DType::U32 => Values::U32(elements(bytes)),
+            DType::Bf16 => Values::Bf16(elements(bytes)),
+            DType::F16 => Values::F16(elements(bytes)),
             other => panic!("no op of the suite has an operand of {other}"),
         }
     }
@@ -80,6 +113,10 @@ impl Values {
     fn random(numbers: &mut Numbers, dtype: DType, n: usize) -> Self {
         match dtype {
             DType::F32 => Values::F32((0..n).map(|_| numbers.awkward()).collect()),
+            DType::Bf16 | DType::F16 => {
+                let wide: Vec<f32> = (0..n).map(|_| numbers.awkward()).collect();
+                Values::stored(dtype, &wide)
+            }
             DType::F64 => Values::F64((0..n).map(|_| numbers.uniform(0.0, 2.0)).collect()),
             DType::I32 => Values::I32((0..n).map(|_| numbers.below(2) as i32).collect()),
             DType::U32 => Values::U32((0..n).map(|_| numbers.below(2) as u32).collect()),
@@ -93,6 +130,7 @@ impl Values {
             DType::F64 => Values::F64(vec![f64::NAN; n]),
             DType::I32 => Values::I32(vec![-1; n]),
             DType::U32 => Values::U32(vec![u32::MAX; n]),
+            DType::Bf16 | DType::F16 => Values::stored(dtype, &vec![f32::NAN; n]),
             other => panic!("no op of the suite has an operand of {other}"),
         }
     }
@@ -180,6 +218,47 @@ impl Case {
         }
     }
 
+    /// The same case computed as `math` says: numbers are rounded to the storages that it asks for, and
+    /// operands that f32 does not have are random.
+    pub fn in_math(&self, math: Math) -> Self {
+        let signature = self.op.rule().signature();
+        let operands = signature.reads.iter().chain(&signature.writes);
+        let mut case = Case::random(with_math(&self.op, math), 77);
+        for (operand, values) in operands.zip(self.reads.iter().chain(&self.writes)) {
+            let place = case.place(operand.name);
+            *place = match values {
+                Values::F32(numbers) => Values::stored(place.dtype(), numbers),
+                other => other.clone(),
+            };
+        }
+        if math.scales_loss() {
+            let scale = 2048.0_f32.to_bits();
+            match case.op {
+                Op::AdamW(_) => {
+                    let Values::U32(report) = case.place("report") else {
+                        panic!("the report is u32")
+                    };
+                    report[5] = scale;
+                }
+                Op::Clip(_) => *case.place("loss_scale") = Values::U32(vec![scale, 6, 1, 0]),
+                Op::CrossEntropy(_) if case.reads.len() == 4 && case.writes.len() == 3 => {
+                    *case.place("loss_scale") = Values::U32(vec![scale, 6, 1, 0]);
+                }
+                _ => {}
+            }
+        }
+        case
+    }
+
+    /// The same case with its narrow operands as f32.
+    pub fn widened(&self) -> Self {
+        Case {
+            op: self.op.clone(),
+            reads: self.reads.iter().map(Values::widened).collect(),
+            writes: self.writes.iter().map(Values::widened).collect(),
+        }
+    }
+
     /// The same case with other contents of the operand that the op's signature calls `operand`.
     pub fn with(mut self, operand: &str, values: Values) -> Self {
         let place = self.place(operand);
@@ -204,6 +283,41 @@ impl Case {
         let write = signature.writes.iter().position(named);
         &mut self.writes[write.unwrap_or_else(|| panic!("{} has no {operand}", self.op))]
     }
+}
+
+/// The op computed as `math` says; one that has no products and no narrow operands stays as it is.
+pub fn with_math(op: &Op, math: Math) -> Op {
+    let mut op = op.clone();
+    match &mut op {
+        Op::Matmul(op) => op.math = math,
+        Op::MatmulGradInput(op) => op.math = math,
+        Op::MatmulGradWeight(op) => op.math = math,
+        Op::BiasGrad(op) => op.math = math,
+        Op::RmsNorm(op) => op.math = math,
+        Op::RmsNormGrad(op) => {
+            op.math = math;
+            op.delta_grad = math.storage() != DType::F32;
+        }
+        Op::Rope(op) => op.math = math,
+        Op::RopeGrad(op) => op.math = math,
+        Op::QkNormRope(op) => op.math = math,
+        Op::QkNormRopeGrad(op) => op.math = math,
+        Op::Attention(op) => op.math = math,
+        Op::AttentionDelta(op) => op.math = math,
+        Op::AttentionGradQuery(op) => op.math = math,
+        Op::AttentionGradKeyValue(op) => op.math = math,
+        Op::SwiGlu(op) => op.math = math,
+        Op::SwiGluGrad(op) => op.math = math,
+        Op::CrossEntropy(op) => op.math = math,
+        Op::AdamW(op) => op.math = math,
+        Op::Clip(op) => {
+            op.loss_scaling = math
+                .scales_loss()
+                .then_some(LossScaling { growth_interval: 7 });
+        }
+        _ => {}
+    }
+    op
 }
 
 /// Something that runs a case and gives what the written operands then hold.
@@ -300,6 +414,8 @@ pub fn first_difference(found: &Values, expected: &Values) -> Option<String> {
     let is_nan = |values: &Values, i: usize| match values {
         Values::F32(v) => v[i].is_nan(),
         Values::F64(v) => v[i].is_nan(),
+        Values::Bf16(v) => half::bf16::from_bits(v[i]).is_nan(),
+        Values::F16(v) => half::f16::from_bits(v[i]).is_nan(),
         _ => false,
     };
     let show = |values: &Values, i: usize| match values {
@@ -307,6 +423,8 @@ pub fn first_difference(found: &Values, expected: &Values) -> Option<String> {
         Values::F64(v) => format!("{:e} ({:016x})", v[i], v[i].to_bits()),
         Values::I32(v) => v[i].to_string(),
         Values::U32(v) => v[i].to_string(),
+        Values::Bf16(v) => format!("{:e} ({:04x})", half::bf16::from_bits(v[i]).to_f32(), v[i]),
+        Values::F16(v) => format!("{:e} ({:04x})", half::f16::from_bits(v[i]).to_f32(), v[i]),
     };
     let pairs = found
         .bytes()
@@ -325,7 +443,16 @@ pub fn first_difference(found: &Values, expected: &Values) -> Option<String> {
 pub fn assert_bits(case: &Case, expected: &[Values]) {
     let signature = case.op.rule().signature();
     for device in devices() {
-        let found = device.run(case).expect("the case runs");
+        let found = match device.run(case) {
+            Err(DeviceError::NoPrecision { op, precision }) => {
+                eprintln!(
+                    "skipped on {}: no kernel of {op} in {precision}",
+                    device.name()
+                );
+                continue;
+            }
+            found => found.expect("the case runs"),
+        };
         assert_eq!(found.len(), expected.len(), "{}", case.op);
         for ((operand, found), expected) in signature.writes.iter().zip(&found).zip(expected) {
             if let Some(difference) = first_difference(found, expected) {

@@ -1,0 +1,451 @@
+//! Causal attention of the tensor-core domains on the CPU, forward and backward.
+//!
+//! Scores, sums and the softmax are binary32; every product is a chain of tensor-core steps over operands
+//! that are rounded as they are read. Blocks and tiles are [`KEY_TILE`] rows from multiples of it on, so no
+//! step reaches over the end of one. The pairs of a tile that the mask forbids are part of its chains as
+//! zeros: a step that adds zeros alone leaves every sum but a negative zero as it is.
+
+use rayon::prelude::*;
+
+use super::arena::Operands;
+use super::attention::{cut, expect, expect_heads};
+use super::context::CpuContext;
+use super::gemm::{Form, MatMut};
+use super::simd::{SimdPath, Task, dispatch};
+use super::tensor_gemm::{Elements, TensorGemm, TensorMat, TensorSum, tensor_gemm_alone};
+use crate::error::DeviceError;
+use crate::num;
+use crate::num::tensor_step::Kind;
+use crate::op::Store;
+use crate::op::attention::{AttentionShape, KEY_TILE, score_scale};
+
+/// Rows of a block and of a tile, and the stride of a square of pairs.
+const TILE: usize = KEY_TILE;
+
+/// The columns of one head in some rows of a matrix.
+#[derive(Clone, Copy)]
+struct HeadRows<'a> {
+    data: &'a [f32],
+    stride: usize,
+    rows: usize,
+    head_dim: usize,
+}
+
+impl<'a> HeadRows<'a> {
+    fn mat(self) -> TensorMat<'a> {
+        TensorMat {
+            elements: Elements::F32(self.data),
+            rows: self.rows,
+            cols: self.head_dim,
+            stride: self.stride,
+        }
+    }
+}
+
+/// A square of one value a pair of the block's queries and the tile's keys, `[query][key]`.
+struct Square {
+    data: Vec<f32>,
+    rows: usize,
+    cols: usize,
+}
+
+impl Square {
+    fn new() -> Self {
+        Square {
+            data: vec![0.0; TILE * TILE],
+            rows: 0,
+            cols: 0,
+        }
+    }
+
+    fn mat(&self) -> TensorMat<'_> {
+        TensorMat {
+            elements: Elements::F32(&self.data),
+            rows: self.rows,
+            cols: self.cols,
+            stride: TILE,
+        }
+    }
+}
+
+/// One call's sizes and how it computes.
+#[derive(Clone, Copy)]
+struct Pass<'a> {
+    path: SimdPath,
+    kind: Kind,
+    shape: &'a AttentionShape,
+}
+
+impl Pass<'_> {
+    /// `rows` of a head, from token `first` on, of a matrix of `stride` columns.
+    fn head<'m>(
+        &self,
+        matrix: &'m [f32],
+        (stride, head): (usize, usize),
+        (first, rows): (usize, usize),
+    ) -> HeadRows<'m> {
+        let head_dim = self.shape.heads.head_dim;
+        HeadRows {
+            data: &matrix[first * stride + head * head_dim..],
+            stride,
+            rows,
+            head_dim,
+        }
+    }
+
+    /// `square = queries · keysᵀ`, each a chain over the head.
+    fn dots(&self, queries: HeadRows, keys: HeadRows, square: &mut Square) {
+        (square.rows, square.cols) = (queries.rows, keys.rows);
+        let product = self.product(Form::Nt, queries.mat(), keys.mat(), TensorSum::Chain);
+        let result = MatMut {
+            data: &mut square.data,
+            rows: queries.rows,
+            cols: keys.rows,
+            stride: TILE,
+        };
+        tensor_gemm_alone(self.path, &product, result);
+    }
+
+    /// Goes on with the chains in `sums`: over the keys for [`Form::Nn`], over the queries for
+    /// [`Form::Tn`].
+    fn add(&self, form: Form, square: &Square, rows: HeadRows, sums: &mut [f32]) {
+        let product = self.product(form, square.mat(), rows.mat(), TensorSum::Continue);
+        let result = MatMut {
+            data: sums,
+            rows: product.m(),
+            cols: rows.head_dim,
+            stride: rows.head_dim,
+        };
+        tensor_gemm_alone(self.path, &product, result);
+    }
+
+    fn product<'m>(
+        &self,
+        form: Form,
+        a: TensorMat<'m>,
+        b: TensorMat<'m>,
+        sum: TensorSum,
+    ) -> TensorGemm<'m> {
+        TensorGemm {
+            kind: self.kind,
+            form,
+            a,
+            b,
+            bias: None,
+            sum,
+            store: Store::Assign,
+        }
+    }
+}
+
+/// The blocks of all sequences: first token, first position in the sequence, rows.
+fn blocks(shape: &AttentionShape) -> Vec<[usize; 3]> {
+    let seq_len = shape.seq_len;
+    let starts = |b: usize| (0..seq_len).step_by(TILE).map(move |at| (b, at));
+    (0..shape.batch)
+        .flat_map(starts)
+        .map(|(b, at)| [b * seq_len, at, TILE.min(seq_len - at)])
+        .collect()
+}
+
+/// The output and the log of each row's sum of exponentials, as [`super::attention::forward`].
+pub(super) fn forward(
+    context: &CpuContext,
+    (kind, shape): (Kind, &AttentionShape),
+    operands: &mut Operands,
+) -> Result<(), DeviceError> {
+    let (rows, heads) = (shape.rows(), shape.heads);
+    let qkv: &[f32] = operands.read(0)?;
+    let o: &mut [f32] = operands.write(0)?;
+    let lse: &mut [f32] = operands.write(1)?;
+    expect_heads(shape)?;
+    expect("qkv", rows * heads.columns(), qkv.len())?;
+    expect("o", rows * heads.query_columns(), o.len())?;
+    expect("lse", rows * heads.n_heads, lse.len())?;
+    let blocks = blocks(shape);
+    let lengths: Vec<usize> = blocks.iter().map(|b| b[2]).collect();
+    let outputs = cut(o, heads.query_columns(), &lengths);
+    let logs = cut(lse, heads.n_heads, &lengths);
+    let pass = Pass {
+        path: context.path(),
+        kind,
+        shape,
+    };
+    context.run(|| {
+        let parts = blocks.par_iter().zip(outputs).zip(logs).with_max_len(1);
+        parts.for_each(|((&block, o), lse)| {
+            for head in 0..heads.n_heads {
+                attend(&pass, (block, head), qkv, (&mut *o, &mut *lse));
+            }
+        });
+    });
+    Ok(())
+}
+
+/// One query head of a block of queries.
+fn attend(
+    pass: &Pass,
+    ([sequence, start, rows], head): ([usize; 3], usize),
+    qkv: &[f32],
+    (o, lse): (&mut [f32], &mut [f32]),
+) {
+    let heads = &pass.shape.heads;
+    let (columns, d) = (heads.columns(), heads.head_dim);
+    let key_head = heads.n_heads + head / heads.group();
+    let value_head = key_head + heads.n_kv_heads;
+    let queries = pass.head(qkv, (columns, head), (sequence + start, rows));
+    let mut square = Square::new();
+    let mut sums = vec![0.0; rows * d];
+    let (mut maxima, mut totals) = ([f32::NEG_INFINITY; TILE], [0.0_f32; TILE]);
+    for first in (0..start + rows).step_by(TILE) {
+        let tile = (sequence + first, TILE.min(pass.shape.seq_len - first));
+        pass.dots(
+            queries,
+            pass.head(qkv, (columns, key_head), tile),
+            &mut square,
+        );
+        for row in 0..rows {
+            let visible = (start + row + 1 - first).min(tile.1);
+            let softmax = SoftmaxRow {
+                scores: &mut square.data[row * TILE..][..tile.1],
+                visible,
+                scale: score_scale(d),
+                max: &mut maxima[row],
+                total: &mut totals[row],
+                sums: &mut sums[row * d..][..d],
+            };
+            dispatch(pass.path, softmax);
+        }
+        let values = pass.head(qkv, (columns, value_head), tile);
+        pass.add(Form::Nn, &square, values, &mut sums);
+    }
+    for row in 0..rows {
+        let factor = 1.0 / totals[row];
+        let out = &mut o[row * heads.query_columns() + head * d..][..d];
+        for (out, sum) in out.iter_mut().zip(&sums[row * d..]) {
+            *out = sum * factor;
+        }
+        lse[row * heads.n_heads + head] = maxima[row] + num::log(totals[row]);
+    }
+}
+
+/// Takes a tile of keys into the softmax of one query: the first `visible` dot products become
+/// probabilities relative to the new maximum, the others zeros, and the sums are rescaled.
+struct SoftmaxRow<'a> {
+    scores: &'a mut [f32],
+    visible: usize,
+    scale: f32,
+    max: &'a mut f32,
+    total: &'a mut f32,
+    sums: &'a mut [f32],
+}
+
+impl Task for SoftmaxRow<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (scores, hidden) = self.scores.split_at_mut(self.visible);
+        hidden.fill(0.0);
+        let mut top = *self.max;
+        for score in scores.iter_mut() {
+            *score *= self.scale;
+            top = if *score > top { *score } else { top };
+        }
+        let factor = num::exp(*self.max - top);
+        for score in scores.iter_mut() {
+            *score = num::exp(*score - top);
+        }
+        let total = *self.total * factor;
+        *self.total = scores.iter().fold(total, |sum, p| sum + p);
+        *self.max = top;
+        self.sums.iter_mut().for_each(|sum| *sum *= factor);
+    }
+}
+
+/// What both backward passes read.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    pass: Pass<'a>,
+    qkv: &'a [f32],
+    dout: &'a [f32],
+    lse: &'a [f32],
+    delta: &'a [f32],
+}
+
+/// Which columns of `dqkv` a pass writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Columns {
+    Query,
+    KeyValue,
+}
+
+/// The query columns of `dqkv`, or its key and value columns.
+pub(super) fn grad(
+    context: &CpuContext,
+    (kind, shape, wanted): (Kind, &AttentionShape, Columns),
+    operands: &mut Operands,
+) -> Result<(), DeviceError> {
+    let pass = Pass {
+        path: context.path(),
+        kind,
+        shape,
+    };
+    let inputs = Inputs {
+        pass,
+        qkv: operands.read(0)?,
+        dout: operands.read(1)?,
+        lse: operands.read(2)?,
+        delta: operands.read(3)?,
+    };
+    let dqkv: &mut [f32] = operands.write(0)?;
+    let (rows, heads) = (shape.rows(), shape.heads);
+    expect_heads(shape)?;
+    expect("qkv", rows * heads.columns(), inputs.qkv.len())?;
+    expect("dout", rows * heads.query_columns(), inputs.dout.len())?;
+    expect("lse", rows * heads.n_heads, inputs.lse.len())?;
+    expect("delta", rows * heads.n_heads, inputs.delta.len())?;
+    expect("dqkv", rows * heads.columns(), dqkv.len())?;
+    let blocks = blocks(shape);
+    let lengths: Vec<usize> = blocks.iter().map(|b| b[2]).collect();
+    let parts = cut(dqkv, heads.columns(), &lengths);
+    context.run(|| {
+        let parts = blocks.par_iter().zip(parts).with_max_len(1);
+        parts.for_each(|(&block, rows)| match wanted {
+            Columns::Query => (0..heads.n_heads).for_each(|h| inputs.queries(block, h, rows)),
+            Columns::KeyValue => (0..heads.n_kv_heads).for_each(|h| inputs.keys(block, h, rows)),
+        });
+    });
+    Ok(())
+}
+
+/// The probabilities of a block of pairs and the gradients of their scores.
+struct Pairs {
+    p: Square,
+    ds: Square,
+}
+
+impl Pairs {
+    fn new() -> Self {
+        Pairs {
+            p: Square::new(),
+            ds: Square::new(),
+        }
+    }
+}
+
+impl Inputs<'_> {
+    /// `p` and `ds` for queries and keys by (position in the sequence, rows); zeros where the mask
+    /// forbids the pair.
+    fn pairs(
+        &self,
+        (sequence, head): (usize, usize),
+        (queries, keys): ((usize, usize), (usize, usize)),
+        pairs: &mut Pairs,
+    ) {
+        let heads = &self.pass.shape.heads;
+        let columns = heads.columns();
+        let key_head = heads.n_heads + head / heads.group();
+        let of = |head, (first, rows): (usize, usize)| {
+            self.pass
+                .head(self.qkv, (columns, head), (sequence + first, rows))
+        };
+        let at = (sequence + queries.0, queries.1);
+        let dout = self.pass.head(self.dout, (heads.query_columns(), head), at);
+        self.pass
+            .dots(of(head, queries), of(key_head, keys), &mut pairs.p);
+        let values = of(key_head + heads.n_kv_heads, keys);
+        self.pass.dots(dout, values, &mut pairs.ds);
+        for row in 0..queries.1 {
+            let token = (sequence + queries.0 + row) * heads.n_heads + head;
+            let visible = (queries.0 + row + 1).saturating_sub(keys.0).min(keys.1);
+            let gradients = GradientRow {
+                p: &mut pairs.p.data[row * TILE..][..keys.1],
+                ds: &mut pairs.ds.data[row * TILE..][..keys.1],
+                visible,
+                scale: score_scale(heads.head_dim),
+                lse: self.lse[token],
+                delta: self.delta[token],
+            };
+            dispatch(self.pass.path, gradients);
+        }
+    }
+
+    /// `dq` of one query head of a block of queries.
+    fn queries(&self, [sequence, start, rows]: [usize; 3], head: usize, out: &mut [f32]) {
+        let (shape, heads) = (self.pass.shape, &self.pass.shape.heads);
+        let key_head = heads.n_heads + head / heads.group();
+        let mut sums = vec![0.0; rows * heads.head_dim];
+        let mut pairs = Pairs::new();
+        for first in (0..start + rows).step_by(TILE) {
+            let tile = (first, TILE.min(shape.seq_len - first));
+            self.pairs((sequence, head), ((start, rows), tile), &mut pairs);
+            let place = (sequence + tile.0, tile.1);
+            let keys = self.pass.head(self.qkv, (heads.columns(), key_head), place);
+            self.pass.add(Form::Nn, &pairs.ds, keys, &mut sums);
+        }
+        self.store(&sums, head, out);
+    }
+
+    /// `dk` and `dv` of one key head of a block of keys.
+    fn keys(&self, [sequence, start, rows]: [usize; 3], kv_head: usize, out: &mut [f32]) {
+        let (shape, heads) = (self.pass.shape, &self.pass.shape.heads);
+        let [mut dk, mut dv] = [0, 1].map(|_| vec![0.0; rows * heads.head_dim]);
+        let mut pairs = Pairs::new();
+        for head in kv_head * heads.group()..(kv_head + 1) * heads.group() {
+            for first in (start..shape.seq_len).step_by(TILE) {
+                let tile = (first, TILE.min(shape.seq_len - first));
+                self.pairs((sequence, head), (tile, (start, rows)), &mut pairs);
+                let place = (sequence + tile.0, tile.1);
+                let queries = self.pass.head(self.qkv, (heads.columns(), head), place);
+                let dout = self
+                    .pass
+                    .head(self.dout, (heads.query_columns(), head), place);
+                self.pass.add(Form::Tn, &pairs.p, dout, &mut dv);
+                self.pass.add(Form::Tn, &pairs.ds, queries, &mut dk);
+            }
+        }
+        let key_head = heads.n_heads + kv_head;
+        self.store(&dk, key_head, out);
+        self.store(&dv, key_head + heads.n_kv_heads, out);
+    }
+
+    /// Writes a head's finished sums to the block's rows of `dqkv`.
+    fn store(&self, sums: &[f32], head: usize, out: &mut [f32]) {
+        let heads = &self.pass.shape.heads;
+        let d = heads.head_dim;
+        let rows = out.chunks_exact_mut(heads.columns());
+        for (out, sums) in rows.zip(sums.chunks_exact(d)) {
+            out[head * d..][..d].copy_from_slice(sums);
+        }
+    }
+}
+
+/// One query's pairs: `p = exp(p · scale - lse)` and `ds = (p · (ds - delta)) · scale` for the first
+/// `visible` keys, zeros for the others.
+struct GradientRow<'a> {
+    p: &'a mut [f32],
+    ds: &'a mut [f32],
+    visible: usize,
+    scale: f32,
+    lse: f32,
+    delta: f32,
+}
+
+impl Task for GradientRow<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (p, hidden_p) = self.p.split_at_mut(self.visible);
+        let (ds, hidden_ds) = self.ds.split_at_mut(self.visible);
+        hidden_p.fill(0.0);
+        hidden_ds.fill(0.0);
+        for p in p.iter_mut() {
+            *p = num::exp(*p * self.scale - self.lse);
+        }
+        for (p, ds) in p.iter().zip(ds) {
+            *ds = (p * (*ds - self.delta)) * self.scale;
+        }
+    }
+}

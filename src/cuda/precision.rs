@@ -1,0 +1,51 @@
+//! Which ops have kernels in which precision.
+
+use crate::error::DeviceError;
+use crate::op::Op;
+use crate::shape::Math;
+
+/// Checks that there are kernels for an op's precision.
+///
+/// # Errors
+/// [`DeviceError::NoPrecision`] names both.
+pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
+    match op.rule().math() {
+        Math::F32 => Ok(()),
+        math => Err(DeviceError::NoPrecision {
+            op: op.rule().stem(),
+            precision: math.name(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::swiglu::SwiGlu;
+
+    #[test]
+    fn an_op_without_kernels_is_refused_by_name() {
+        let of = |math| {
+            has_kernels(
+                &SwiGlu {
+                    rows: 1,
+                    d_ff: 2,
+                    math,
+                }
+                .into(),
+            )
+        };
+        assert_eq!(of(Math::F32), Ok(()));
+        for math in [Math::Tf32, Math::Bf16, Math::F16] {
+            let refused = of(math).expect_err("no kernels");
+            let precision = math.name();
+            assert_eq!(
+                refused,
+                DeviceError::NoPrecision {
+                    op: "swiglu",
+                    precision
+                }
+            );
+        }
+    }
+}
