@@ -40,9 +40,23 @@ pub const PTX: &[(&str, &str)] = ptx![
     "tree_add_f32",
 ];
 
-/// What stands before a kernel's name, and what ends a kernel.
+/// What stands before a kernel's name.
 const KERNEL: &str = "\n.visible .entry ";
-const END: &str = "\n}\n";
+
+/// Where the text of a kernel ends: after the line of the brace that closes its body, which may hold braces
+/// of vectors and of inline instructions.
+fn end_of(kernel: &str) -> Option<usize> {
+    let mut depth = 0_usize;
+    for (at, c) in kernel.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 1 => return Some((at + "}\n".len()).min(kernel.len())),
+            '}' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+    }
+    None
+}
 
 /// The names of the kernels of a file, in its order.
 pub fn kernels(text: &str) -> impl Iterator<Item = &str> {
@@ -56,7 +70,7 @@ pub fn alone(text: &str, entry: &str) -> Option<String> {
     let mut kept = parts.next()?.to_owned();
     let mut found = false;
     for part in parts {
-        let end = part.find(END)? + END.len();
+        let end = end_of(part)?;
         if part.split('(').next() == Some(entry) {
             found = true;
             kept += KERNEL;
@@ -89,7 +103,7 @@ mod tests {
                 assert_eq!(declared(&alone), declared(text), "{entry}");
                 let body = |text: &str| {
                     let start = text.find(&format!("{KERNEL}{entry}(")).unwrap();
-                    let end = start + text[start..].find(END).unwrap();
+                    let end = start + end_of(&text[start..]).unwrap();
                     text[start..end].to_owned()
                 };
                 assert_eq!(body(&alone), body(text), "{entry}");
@@ -109,7 +123,7 @@ mod tests {
     /// A file's text without one kernel.
     fn without(text: &str, entry: &str) -> String {
         let start = text.find(&format!("{KERNEL}{entry}(")).unwrap();
-        let end = start + text[start..].find(END).unwrap() + END.len();
+        let end = start + end_of(&text[start..]).unwrap();
         format!("{}{}", &text[..start], &text[end..])
     }
 
@@ -133,6 +147,17 @@ mod tests {
             }
         }
         assert!(declared > 0);
+    }
+
+    #[test]
+    fn a_kernel_ends_where_its_own_brace_closes() {
+        let one = |name: &str| {
+            format!("{KERNEL}{name}()\n{{\n\tld {{a, b}};\n{{\n.reg p;\n}}\n\tret;\n}}\n")
+        };
+        let text = format!(".target\n{}{}", one("a"), one("b"));
+        assert_eq!(alone(&text, "a"), Some(format!(".target\n{}", one("a"))));
+        assert_eq!(alone(&text, "b"), Some(format!(".target\n{}", one("b"))));
+        assert_eq!(alone(&format!("{KERNEL}a()\n{{"), "a"), None);
     }
 
     #[test]
