@@ -41,6 +41,8 @@ pub struct LtShape {
     pub math: Math,
     /// What D is stored as; a bias is always f32.
     pub output: DType,
+    /// Whether the product is added to what D holds.
+    pub add: bool,
     /// Bytes that the addresses of A, B and D are a multiple of, at most 256.
     pub alignment: u32,
     pub batch: usize,
@@ -187,7 +189,7 @@ impl Lt {
     ) -> Result<(), DeviceError> {
         self.device.bind()?;
         let product = Descriptors::new(&self.device, shape, operands.bias)?;
-        let (alpha, beta) = (1.0f32, 0.0f32);
+        let (alpha, beta) = (1.0f32, if shape.add { 1.0f32 } else { 0.0f32 });
         let address = |a: sys::CUdeviceptr| a as *const c_void;
         // SAFETY: the operands are addresses inside the arena with the shapes the descriptors give,
         // checked when the call was planned; descriptors live until after the call; the workspace has

@@ -120,6 +120,11 @@ impl Products {
         format!("{} {aligned}", call.call.op)
     }
 
+    /// Whether a call adds its product to what its output holds.
+    pub fn adds(call: &PlacedCall) -> bool {
+        matches!(&call.call.op, Op::MatmulGradWeight(op) if op.store == Store::Add)
+    }
+
     /// The provider pinned for a call.
     pub fn pinned(&self, call: &PlacedCall) -> Option<Provider> {
         self.locked().table.get(&Self::key(call)).cloned()
@@ -161,8 +166,8 @@ fn alignment(call: &PlacedCall, math: Math) -> u32 {
     }
 }
 
-/// The library's form of a product; `None` where it has none with the contract's bits: a sum that adds
-/// to its output, or pieces of different lengths.
+/// The library's form of a product; `None` where it has none with the contract's bits: pieces of
+/// different lengths.
 ///
 /// The library is column-major, so a row-major matrix is its own transpose there: the weight or the
 /// layer's input comes first, and the output's columns are its rows.
@@ -196,7 +201,7 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
         Op::MatmulGradWeight(op) => {
             let sum = op.sum;
             let even = sum.tokens.is_multiple_of(sum.grain) && sum.grain.is_multiple_of(sum.piece);
-            if op.store == Store::Add || !even {
+            if !even {
                 return None;
             }
             let batch = sum.tokens / sum.piece;
@@ -204,6 +209,8 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
             LtShape {
                 transpose_b: true,
                 output: DType::F32,
+                // What folds pieces adds their sum.
+                add: op.store == Store::Add && batch == 1,
                 batch,
                 strides: [
                     sum.piece * op.n_in,
@@ -244,6 +251,7 @@ fn plain(math: Math, [m, n, k]: [usize; 3], [lda, ldb, ldd]: [usize; 3]) -> LtSh
         bias: false,
         math,
         output: math.storage(),
+        add: false,
         alignment: ALIGNMENT,
         batch: 1,
         strides: [0; 3],
@@ -318,9 +326,15 @@ mod tests {
                 },
                 store: Store::Assign,
             };
-            let shape = shape_of(weight, 0);
+            let shape = shape_of(weight.clone(), 0);
             assert_eq!((shape.math, shape.output), (math, DType::F32));
             assert_eq!((shape.batch, shape.k), (4, 16));
+            // Pieces are added when they are folded; one piece is added by the library.
+            for (piece, added) in [(16, false), (64, true)] {
+                let mut adding = weight.clone();
+                (adding.store, adding.sum.piece) = (Store::Add, piece);
+                assert_eq!(shape_of(adding, 0).add, added);
+            }
         }
     }
 
