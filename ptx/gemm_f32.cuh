@@ -9,8 +9,7 @@
 // multiples of 4; without, any 4-byte aligned operand does.
 #pragma once
 #include "async.cuh"
-
-enum class Inner { K, OUTER };
+#include "tiles.cuh"
 
 // Operands of one product.
 struct Product {
@@ -18,10 +17,6 @@ struct Product {
     const float* b;
     unsigned m, n, k;
 };
-
-__device__ __forceinline__ unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
-
-__device__ __forceinline__ bool aligned_16(const void* p) { return ((unsigned long long)p & 15) == 0; }
 
 // Where a lane stands in its warp's tile. Lanes that read one address are a lane and its neighbour, or a
 // lane and the next but one: then a 16-byte load of a half-warp is a single pass over the banks.
@@ -32,17 +27,6 @@ __device__ __forceinline__ unsigned lane_of_four() { return (threadIdx.x & 1) | 
 template <int LANES> __device__ __forceinline__ unsigned lane_of() {
     static_assert(LANES == 4 || LANES == 8, "a warp is 4 lanes by 8");
     return LANES == 8 ? lane_of_eight() : lane_of_four();
-}
-
-// Tiles in bands of 16 tile rows, down each band's columns: blocks that run together share both operands.
-__device__ __forceinline__ void place_tile(unsigned id, unsigned tiles_m, unsigned tiles_n, unsigned& tile_m,
-                                           unsigned& tile_n) {
-    const unsigned band_rows = 16;
-    const unsigned band = id / (band_rows * tiles_n);
-    const unsigned within = id - band * band_rows * tiles_n;
-    const unsigned rows = least(band_rows, tiles_m - band * band_rows);
-    tile_m = band * band_rows + within % rows;
-    tile_n = within / rows;
 }
 
 // Brings DEPTH terms of ROWS rows (of A, or columns of B) to shared memory as [term][row].

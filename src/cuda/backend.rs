@@ -153,17 +153,31 @@ impl CudaBackend {
     /// has the same bits. The output holds the contract's bits when this returns.
     fn admit(&self, arena: &CudaArena, call: &PlacedCall) -> Result<(), DeviceError> {
         let own = launches(&call.call.op, call, &self.device.shape());
-        self.run(arena, own.clone())?;
         let (Some(lt), Some(product)) = (&self.products.lt, library_product(call)) else {
             self.products.pin(call, Provider::Own);
-            return Ok(());
+            return self.run(arena, own).map(drop);
         };
         let output = [call.writes[0]];
+        // Every provider starts from what an output held that is added to.
+        let mut before = vec![0; output[0].bytes * usize::from(Products::adds(call))];
+        let region = Region {
+            bytes: before.len(),
+            ..output[0]
+        };
+        if !before.is_empty() {
+            arena.read(region, &mut before)?;
+        }
+        let restore = || match before.is_empty() {
+            true => Ok(()),
+            false => arena.write(region, &before),
+        };
+        self.run(arena, own.clone())?;
         let expected = self.digests(arena, &output)?;
         let timed = self.time(f32::INFINITY, || self.run(arena, own.clone()).map(drop))?;
         let mut best = (timed, Provider::Own);
         for algorithm in lt.candidates(&product.shape)? {
             self.products.pin(call, Provider::Library(algorithm));
+            restore()?;
             // A candidate that fails to launch is no candidate.
             if self.issue(arena, call).is_err() || self.digests(arena, &output)? != expected {
                 continue;
@@ -174,7 +188,8 @@ impl CudaBackend {
             }
         }
         self.products.pin(call, best.1);
-        // Candidates that were refused have left their own bits behind.
+        // Candidates that were refused, or that added more than once, have left their own bits behind.
+        restore()?;
         self.run(arena, own).map(drop)
     }
 

@@ -12,12 +12,17 @@ use cudarc::driver::sys;
 
 use super::device::Device;
 use crate::error::DeviceError;
+use crate::shape::{DType, Math};
 
 /// Bytes of workspace that candidates may use.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Candidates asked for at most.
+/// Candidates asked for at most; each costs a few runs and a digest before the first replay.
 const MOST_CANDIDATES: usize = 12;
+
+/// Bytes that the addresses of operands are a multiple of: what the library takes for granted unless it
+/// is told otherwise.
+pub const ALIGNMENT: u32 = 256;
 
 /// One product in the library's column-major terms: `D[m, n] = op(A) · op(B) (+ bias over m)`, perhaps
 /// as a strided batch.
@@ -32,6 +37,14 @@ pub struct LtShape {
     pub ldb: usize,
     pub ldd: usize,
     pub bias: bool,
+    /// How products are computed, and with it what A and B are stored as.
+    pub math: Math,
+    /// What D is stored as; a bias is always f32.
+    pub output: DType,
+    /// Whether the product is added to what D holds.
+    pub add: bool,
+    /// Bytes that the addresses of A, B and D are a multiple of, at most 256.
+    pub alignment: u32,
     pub batch: usize,
     /// Elements from one product of the batch to the next, of A, B and D.
     pub strides: [usize; 3],
@@ -121,7 +134,7 @@ impl Lt {
     pub fn candidates(&self, shape: &LtShape) -> Result<Vec<Algorithm>, DeviceError> {
         self.device.bind()?;
         let product = Descriptors::new(&self.device, shape, 0)?;
-        let preference = Preference::new(&self.device)?;
+        let preference = Preference::new(&self.device, shape.alignment)?;
         // SAFETY: an array of plain results; the library fills the first `found`.
         let mut results: [lt::cublasLtMatmulHeuristicResult_t; MOST_CANDIDATES] =
             unsafe { std::mem::zeroed() };
@@ -141,7 +154,12 @@ impl Lt {
                 &mut found,
             )
         };
-        if status == lt::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+        // A bias in f32 for a narrower output is a combination that some versions do not have.
+        let none = [
+            lt::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+            lt::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE,
+        ];
+        if none.contains(&status) {
             return Ok(Vec::new());
         }
         check(&self.device, "cublasLtMatmulAlgoGetHeuristic", status)?;
@@ -171,7 +189,7 @@ impl Lt {
     ) -> Result<(), DeviceError> {
         self.device.bind()?;
         let product = Descriptors::new(&self.device, shape, operands.bias)?;
-        let (alpha, beta) = (1.0f32, 0.0f32);
+        let (alpha, beta) = (1.0f32, if shape.add { 1.0f32 } else { 0.0f32 });
         let address = |a: sys::CUdeviceptr| a as *const c_void;
         // SAFETY: the operands are addresses inside the arena with the shapes the descriptors give,
         // checked when the call was planned; descriptors live until after the call; the workspace has
@@ -282,11 +300,11 @@ impl Descriptors {
             b: std::ptr::null_mut(),
             d: std::ptr::null_mut(),
         };
-        let compute = lt::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let f32_type = lt::cudaDataType::CUDA_R_32F;
         // SAFETY: the descriptor outlives the call; `Drop` destroys it.
-        let status =
-            unsafe { lt::cublasLtMatmulDescCreate(&mut made.operation, compute, f32_type) };
+        let status = unsafe {
+            lt::cublasLtMatmulDescCreate(&mut made.operation, compute_of(s.math), f32_type)
+        };
         check(device, "cublasLtMatmulDescCreate", status)?;
         made.set(
             device,
@@ -302,6 +320,11 @@ impl Descriptors {
             let epilogue = lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
             made.set(device, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
             made.set(device, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            // Unless it is told, the library takes a bias to be stored as D is.
+            if s.output != DType::F32 {
+                let attribute = Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE;
+                made.set(device, attribute, &(f32_type as i32))?;
+            }
         }
         let sides = |transpose: bool, rows, cols| {
             if transpose {
@@ -312,9 +335,12 @@ impl Descriptors {
         };
         let a = sides(s.transpose_a, s.m, s.k);
         let b = sides(s.transpose_b, s.k, s.n);
-        made.a = layout(device, a, s.lda, (s.batch, s.strides[0]))?;
-        made.b = layout(device, b, s.ldb, (s.batch, s.strides[1]))?;
-        made.d = layout(device, (s.m, s.n), s.ldd, (s.batch, s.strides[2]))?;
+        let factors = type_of(device, s.math.storage())?;
+        let output = type_of(device, s.output)?;
+        made.a = layout(device, (factors, a), s.lda, (s.batch, s.strides[0]))?;
+        made.b = layout(device, (factors, b), s.ldb, (s.batch, s.strides[1]))?;
+        let d = (s.m, s.n);
+        made.d = layout(device, (output, d), s.ldd, (s.batch, s.strides[2]))?;
         Ok(made)
     }
 
@@ -337,18 +363,39 @@ impl Descriptors {
     }
 }
 
+/// How the library computes what a domain asks for: f32 accumulators, whatever the factors.
+fn compute_of(math: Math) -> lt::cublasComputeType_t {
+    match math {
+        Math::Tf32 => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+        Math::F32 | Math::Bf16 | Math::F16 => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+    }
+}
+
+/// The library's name of an element type.
+fn type_of(device: &Device, dtype: DType) -> Result<lt::cudaDataType, DeviceError> {
+    match dtype {
+        DType::F32 => Ok(lt::cudaDataType::CUDA_R_32F),
+        DType::Bf16 => Ok(lt::cudaDataType::CUDA_R_16BF),
+        DType::F16 => Ok(lt::cudaDataType::CUDA_R_16F),
+        other => Err(DeviceError::Driver {
+            device: device.label(),
+            call: "cublasLtMatrixLayoutCreate",
+            text: format!("no product is stored as {other}"),
+        }),
+    }
+}
+
 fn layout(
     device: &Device,
-    (rows, cols): (usize, usize),
+    (dtype, (rows, cols)): (lt::cudaDataType, (usize, usize)),
     ld: usize,
     (batch, stride): (usize, usize),
 ) -> Result<lt::cublasLtMatrixLayout_t, DeviceError> {
     use lt::cublasLtMatrixLayoutAttribute_t as Attribute;
     let mut made = std::ptr::null_mut();
-    let f32_type = lt::cudaDataType::CUDA_R_32F;
     // SAFETY: the layout outlives the call; `Descriptors` destroys it.
     let status = unsafe {
-        lt::cublasLtMatrixLayoutCreate(&mut made, f32_type, rows as u64, cols as u64, ld as i64)
+        lt::cublasLtMatrixLayoutCreate(&mut made, dtype, rows as u64, cols as u64, ld as i64)
     };
     check(device, "cublasLtMatrixLayoutCreate", status)?;
     if batch > 1 {
@@ -397,35 +444,46 @@ impl Drop for Descriptors {
 struct Preference(lt::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new(device: &Device) -> Result<Self, DeviceError> {
+    fn new(device: &Device, alignment: u32) -> Result<Self, DeviceError> {
         use lt::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let mut made = std::ptr::null_mut();
         // SAFETY: the preference outlives the call; `Drop` destroys it.
         let status = unsafe { lt::cublasLtMatmulPreferenceCreate(&mut made) };
         check(device, "cublasLtMatmulPreferenceCreate", status)?;
         let made = Preference(made);
-        let (none, bytes) = (0u32, WORKSPACE_BYTES as u64);
-        // SAFETY: the preference is alive, and each value has the size that is given.
-        let status = unsafe {
-            lt::cublasLtMatmulPreferenceSetAttribute(
-                made.0,
-                Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                std::ptr::from_ref(&none).cast(),
-                4,
-            )
-        };
-        check(device, "cublasLtMatmulPreferenceSetAttribute", status)?;
-        // SAFETY: as above.
-        let status = unsafe {
-            lt::cublasLtMatmulPreferenceSetAttribute(
-                made.0,
-                Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                std::ptr::from_ref(&bytes).cast(),
-                8,
-            )
-        };
-        check(device, "cublasLtMatmulPreferenceSetAttribute", status)?;
+        let scheme = Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        made.set(device, scheme, &0u32)?;
+        let most = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        made.set(device, most, &(WORKSPACE_BYTES as u64))?;
+        if alignment < ALIGNMENT {
+            for operand in [
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+            ] {
+                made.set(device, operand, &alignment)?;
+            }
+        }
         Ok(made)
+    }
+
+    fn set<T>(
+        &self,
+        device: &Device,
+        attribute: lt::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the preference is alive, and the value has the size that is given.
+        let status = unsafe {
+            lt::cublasLtMatmulPreferenceSetAttribute(
+                self.0,
+                attribute,
+                std::ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        };
+        check(device, "cublasLtMatmulPreferenceSetAttribute", status)
     }
 }
 

@@ -1,8 +1,10 @@
-//! Linear layers on the GPU: which kernel of `ptx/matmul*_f32.cu` computes a product, and on what grid.
+//! Linear layers on the GPU: which kernel of `ptx/matmul*_f32.cu` computes a product, and on what grid;
+//! the tensor-core domains have kernels and grids of their own.
 //!
 //! A kernel computes whole chains, so the choice of a tile changes no bit.
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use super::matmul_tensor as tensor;
 use crate::layout::{PlacedCall, Region};
 use crate::num::tree::TokenSum;
 use crate::op::Store;
@@ -172,7 +174,7 @@ fn by_vectors(region: Region, contiguous: usize) -> bool {
 }
 
 /// Sizes reach kernels in 32 bits; no tensor that fits a GPU has a longer dimension.
-fn word(size: usize) -> Arg {
+pub(super) fn word(size: usize) -> Arg {
     Arg::U32(u32::try_from(size).unwrap_or(u32::MAX))
 }
 
@@ -187,7 +189,7 @@ fn launch(entries: &Entries, work: &Work, tile: Tile, args: Vec<Arg>) -> KernelL
     }
 }
 
-fn one_launch(launch: KernelLaunch) -> CallLaunches {
+pub(super) fn one_launch(launch: KernelLaunch) -> CallLaunches {
     CallLaunches {
         launches: vec![launch],
         ..CallLaunches::default()
@@ -196,6 +198,9 @@ fn one_launch(launch: KernelLaunch) -> CallLaunches {
 
 /// `y = x · weightᵀ (+ bias)`; reads x, weight, bias, writes y.
 pub fn forward(op: &Matmul, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    if let Some(kind) = tensor::kind_of(op.math) {
+        return tensor::forward(op, kind, (call, device));
+    }
     let (x, weight, y) = (call.reads[0], call.reads[1], call.writes[0]);
     let work = Work {
         m: op.rows,
@@ -224,6 +229,9 @@ pub fn forward(op: &Matmul, call: &PlacedCall, device: &DeviceShape) -> CallLaun
 
 /// `dx = dy · weight`; reads dy, weight, writes dx.
 pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    if let Some(kind) = tensor::kind_of(op.math) {
+        return tensor::grad_input(op, kind, (call, device));
+    }
     let (dy, weight) = (call.reads[0], call.reads[1]);
     let work = Work {
         m: op.rows,
@@ -248,21 +256,21 @@ pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape)
 
 /// Pieces of a whole grain, and of all grains; one of each where there are no tokens, so that the
 /// output is still written.
-fn pieces(sum: &TokenSum) -> [usize; 2] {
+pub(super) fn pieces(sum: &TokenSum) -> [usize; 2] {
     let grain = sum.grain.clamp(1, sum.tokens.max(1));
     [grain.div_ceil(sum.piece.max(1)), sum.pieces().max(1)]
 }
 
 /// `dweight (+)= dyᵀ · x`, cut into pieces and grains; reads dy, x, writes dweight.
-///
-/// With more than one piece the workspace holds an arrival counter a tile, then the partial tiles.
 pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    if let Some(kind) = tensor::kind_of(op.math) {
+        return tensor::grad_weight(op, kind, (call, device));
+    }
     let (dy, x) = (call.reads[0], call.reads[1]);
-    let [pieces_of_grain, pieces] = pieces(&op.sum);
     let work = Work {
         m: op.n_out,
         n: op.n_in,
-        pieces,
+        pieces: pieces(&op.sum)[1],
         vectors: by_vectors(dy, op.n_out) && by_vectors(x, op.n_in),
         transposed: 0,
     };
@@ -270,35 +278,62 @@ pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShap
         return CallLaunches::default();
     }
     let tile = work.tile(device);
-    let tiles = work.tiles(tile);
-    let counters = (tiles * size_of::<u32>()).next_multiple_of(PARTIALS_ALIGNMENT);
-    // A single piece goes straight to its place; the arguments must still be addresses.
-    let dweight = Arg::Region(call.writes[0]);
-    let workspace = |offset| match pieces {
-        1 => dweight,
-        _ => Arg::Workspace { offset },
+    let tiles = WeightTiles {
+        tiles: work.tiles(tile),
+        outputs: tile.outputs(),
     };
-    let args = vec![
-        Arg::Region(dy),
-        Arg::Region(x),
-        dweight,
-        workspace(0),
-        workspace(counters),
-        word(op.n_in),
-        word(op.n_out),
-        word(op.sum.tokens),
-        word(op.sum.grain.max(1)),
-        word(op.sum.piece.max(1)),
-        word(pieces_of_grain),
-        word(pieces),
-        Arg::U32(u32::from(op.store == Store::Add)),
-    ];
-    let mut launches = one_launch(launch(&Entries::GRAD_WEIGHT, &work, tile, args));
-    if pieces > 1 {
-        launches.zeroed_bytes = counters;
-        launches.workspace_bytes = counters + tiles * pieces * tile.outputs() * size_of::<f32>();
+    tiles.launches(op, call, |args| {
+        launch(&Entries::GRAD_WEIGHT, &work, tile, args)
+    })
+}
+
+/// The tiles of a weight gradient, each of as many outputs.
+pub(super) struct WeightTiles {
+    pub tiles: usize,
+    pub outputs: usize,
+}
+
+impl WeightTiles {
+    /// The launch that `launch` makes of the arguments all kernels of weight gradients take.
+    ///
+    /// With more than one piece the workspace holds an arrival counter a tile, then the partial tiles.
+    pub fn launches(
+        &self,
+        op: &MatmulGradWeight,
+        call: &PlacedCall,
+        launch: impl Fn(Vec<Arg>) -> KernelLaunch,
+    ) -> CallLaunches {
+        let [pieces_of_grain, pieces] = pieces(&op.sum);
+        let counters = (self.tiles * size_of::<u32>()).next_multiple_of(PARTIALS_ALIGNMENT);
+        // A single piece goes straight to its place; the arguments must still be addresses.
+        let dweight = Arg::Region(call.writes[0]);
+        let workspace = |offset| match pieces {
+            1 => dweight,
+            _ => Arg::Workspace { offset },
+        };
+        let args = vec![
+            Arg::Region(call.reads[0]),
+            Arg::Region(call.reads[1]),
+            dweight,
+            workspace(0),
+            workspace(counters),
+            word(op.n_in),
+            word(op.n_out),
+            word(op.sum.tokens),
+            word(op.sum.grain.max(1)),
+            word(op.sum.piece.max(1)),
+            word(pieces_of_grain),
+            word(pieces),
+            Arg::U32(u32::from(op.store == Store::Add)),
+        ];
+        let mut launches = one_launch(launch(args));
+        if pieces > 1 {
+            let partials = self.tiles * pieces * self.outputs * size_of::<f32>();
+            launches.zeroed_bytes = counters;
+            launches.workspace_bytes = counters + partials;
+        }
+        launches
     }
-    launches
 }
 
 /// Folds the products of the pieces that stand one after another, each `[n_out, n_in]`, at the

@@ -18,6 +18,7 @@ pub mod identity;
 pub mod issue;
 mod launch;
 pub mod matmul;
+mod matmul_tensor;
 pub mod module;
 mod precision;
 pub mod probe;

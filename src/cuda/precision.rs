@@ -11,6 +11,13 @@ use crate::shape::Math;
 pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
     match op.rule().math() {
         Math::F32 => Ok(()),
+        _ if matches!(
+            op,
+            Op::Matmul(_) | Op::MatmulGradInput(_) | Op::MatmulGradWeight(_)
+        ) =>
+        {
+            Ok(())
+        }
         math => Err(DeviceError::NoPrecision {
             op: op.rule().stem(),
             precision: math.name(),

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::gemm::{Algorithm, Lt, LtShape};
+use super::gemm::{ALIGNMENT, Algorithm, Lt, LtShape};
 use crate::error::DeviceError;
 use crate::layout::{PlacedCall, Region};
 use crate::op::{Op, Store};
+use crate::shape::{DType, Math};
 
 /// Which providers may serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,16 +112,17 @@ impl Products {
 
     /// What a product is pinned under: its op and the alignment of its operands.
     pub fn key(call: &PlacedCall) -> String {
-        let aligned = call
-            .reads
-            .iter()
-            .chain(&call.writes)
-            .all(|r| r.offset % 16 == 0);
-        format!(
-            "{} {}",
-            call.call.op,
-            if aligned { "aligned" } else { "unaligned" }
-        )
+        let aligned = if is_aligned(call) {
+            "aligned"
+        } else {
+            "unaligned"
+        };
+        format!("{} {aligned}", call.call.op)
+    }
+
+    /// Whether a call adds its product to what its output holds.
+    pub fn adds(call: &PlacedCall) -> bool {
+        matches!(&call.call.op, Op::MatmulGradWeight(op) if op.store == Store::Add)
     }
 
     /// The provider pinned for a call.
@@ -148,16 +150,33 @@ impl Products {
     }
 }
 
-/// The library's form of a product; `None` where it has none with the contract's bits: a sum that adds
-/// to its output, or pieces of different lengths.
+/// Whether every operand starts at a multiple of 16 bytes.
+fn is_aligned(call: &PlacedCall) -> bool {
+    let mut regions = call.reads.iter().chain(&call.writes);
+    regions.all(|region| region.offset.is_multiple_of(16))
+}
+
+/// Bytes that the library may take the operands' addresses to be a multiple of. Products of 16 bits may read
+/// a tensor's copy, which lies at half the offset of the tensor itself.
+fn alignment(call: &PlacedCall, math: Math) -> u32 {
+    match (is_aligned(call), math) {
+        (true, Math::F32) => ALIGNMENT,
+        (true, _) => 16,
+        (false, _) => math.storage().size() as u32,
+    }
+}
+
+/// The library's form of a product; `None` where it has none with the contract's bits: pieces of
+/// different lengths.
 ///
 /// The library is column-major, so a row-major matrix is its own transpose there: the weight or the
 /// layer's input comes first, and the output's columns are its rows.
 pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
     let (a, b) = (*call.reads.get(1)?, *call.reads.first()?);
+    let math = call.call.op.rule().math();
     let mut bias = None;
     let mut d = Some(*call.writes.first()?);
-    let shape = match &call.call.op {
+    let mut shape = match &call.call.op {
         Op::Matmul(op) => {
             bias = if op.bias {
                 Some(*call.reads.get(2)?)
@@ -167,33 +186,47 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
             LtShape {
                 transpose_a: true,
                 bias: op.bias,
-                ..plain([op.n_out, op.rows, op.n_in], [op.n_in, op.n_in, op.n_out])
+                ..plain(
+                    math,
+                    [op.n_out, op.rows, op.n_in],
+                    [op.n_in, op.n_in, op.n_out],
+                )
             }
         }
-        Op::MatmulGradInput(op) => {
-            plain([op.n_in, op.rows, op.n_out], [op.n_in, op.n_out, op.n_in])
-        }
+        Op::MatmulGradInput(op) => plain(
+            math,
+            [op.n_in, op.rows, op.n_out],
+            [op.n_in, op.n_out, op.n_in],
+        ),
         Op::MatmulGradWeight(op) => {
             let sum = op.sum;
             let even = sum.tokens.is_multiple_of(sum.grain) && sum.grain.is_multiple_of(sum.piece);
-            if op.store == Store::Add || !even {
+            if !even {
                 return None;
             }
             let batch = sum.tokens / sum.piece;
             d = d.filter(|_| batch == 1);
             LtShape {
                 transpose_b: true,
+                output: DType::F32,
+                // What folds pieces adds their sum.
+                add: op.store == Store::Add && batch == 1,
                 batch,
                 strides: [
                     sum.piece * op.n_in,
                     sum.piece * op.n_out,
                     op.n_in * op.n_out,
                 ],
-                ..plain([op.n_in, op.n_out, sum.piece], [op.n_in, op.n_out, op.n_in])
+                ..plain(
+                    math,
+                    [op.n_in, op.n_out, sum.piece],
+                    [op.n_in, op.n_out, op.n_in],
+                )
             }
         }
         _ => return None,
     };
+    shape.alignment = alignment(call, math);
     Some(LibraryProduct {
         shape,
         a,
@@ -203,8 +236,9 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
     })
 }
 
-/// One product of sizes m, n, k with the leading dimensions of A, B and D, nothing transposed.
-fn plain([m, n, k]: [usize; 3], [lda, ldb, ldd]: [usize; 3]) -> LtShape {
+/// One product of sizes m, n, k with the leading dimensions of A, B and D, nothing transposed, everything
+/// stored as the domain stores activations.
+fn plain(math: Math, [m, n, k]: [usize; 3], [lda, ldb, ldd]: [usize; 3]) -> LtShape {
     LtShape {
         m,
         n,
@@ -215,6 +249,10 @@ fn plain([m, n, k]: [usize; 3], [lda, ldb, ldd]: [usize; 3]) -> LtShape {
         ldb,
         ldd,
         bias: false,
+        math,
+        output: math.storage(),
+        add: false,
+        alignment: ALIGNMENT,
         batch: 1,
         strides: [0; 3],
     }
@@ -223,7 +261,8 @@ fn plain([m, n, k]: [usize; 3], [lda, ldb, ldd]: [usize; 3]) -> LtShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::matmul::Matmul;
+    use crate::num::tree::TokenSum;
+    use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
     use crate::op::{OpCall, Slot};
 
     fn product(rows: usize) -> PlacedCall {
@@ -247,6 +286,74 @@ mod tests {
             reads: vec![region; 2],
             writes: vec![region],
         }
+    }
+
+    fn shape_of(op: impl Into<Op>, offset: usize) -> LtShape {
+        let region = Region { offset, bytes: 0 };
+        let call = PlacedCall {
+            call: OpCall {
+                op: op.into(),
+                reads: Vec::new(),
+                writes: Vec::new(),
+            },
+            reads: vec![region; 3],
+            writes: vec![region],
+        };
+        library_product(&call).expect("a form").shape
+    }
+
+    #[test]
+    fn outputs_are_stored_as_the_domain_says_and_weight_gradients_in_f32() {
+        for math in Math::ALL {
+            let forward = Matmul {
+                math,
+                rows: 64,
+                n_in: 32,
+                n_out: 16,
+                bias: true,
+            };
+            let shape = shape_of(forward, 0);
+            assert_eq!((shape.math, shape.output), (math, math.storage()));
+            assert!(shape.bias);
+            let weight = MatmulGradWeight {
+                math,
+                n_in: 32,
+                n_out: 16,
+                sum: TokenSum {
+                    tokens: 64,
+                    grain: 64,
+                    piece: 16,
+                },
+                store: Store::Assign,
+            };
+            let shape = shape_of(weight.clone(), 0);
+            assert_eq!((shape.math, shape.output), (math, DType::F32));
+            assert_eq!((shape.batch, shape.k), (4, 16));
+            // Pieces are added when they are folded; one piece is added by the library.
+            for (piece, added) in [(16, false), (64, true)] {
+                let mut adding = weight.clone();
+                (adding.store, adding.sum.piece) = (Store::Add, piece);
+                assert_eq!(shape_of(adding, 0).add, added);
+            }
+        }
+    }
+
+    #[test]
+    fn the_library_is_told_how_operands_are_aligned() {
+        let at = |math, offset| {
+            let op = MatmulGradInput {
+                math,
+                rows: 8,
+                n_in: 8,
+                n_out: 8,
+            };
+            shape_of(op, offset).alignment
+        };
+        assert_eq!(at(Math::F32, 256), 256);
+        assert_eq!(at(Math::F32, 4), 4);
+        assert_eq!(at(Math::Tf32, 256), 16);
+        assert_eq!(at(Math::Bf16, 128), 16);
+        assert_eq!(at(Math::F16, 8), 2);
     }
 
     #[test]

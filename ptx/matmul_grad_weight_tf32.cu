@@ -1,0 +1,24 @@
+// dweight[o, i] (+)= sum_t dy[t, o] * x[t, i]: a chain of tf32 steps over ascending tokens within a piece, pieces
+// and grains folded by the balanced tree, as in matmul_grad_weight_f32.cu.
+#include "gemm_tensor.cuh"
+
+#define GRAD_WEIGHT(NAME, TILE, BLOCKS)                                                                           \
+    extern "C" __global__ void __launch_bounds__(TILE::THREADS, BLOCKS) matmul_grad_weight_tf32_##NAME(           \
+        const float* __restrict__ dy, const float* __restrict__ x, float* dweight,                                \
+        unsigned* arrivals, float4* partials, unsigned n_in, unsigned n_out, unsigned tokens, unsigned grain,     \
+        unsigned piece, unsigned pieces_of_grain, unsigned pieces, unsigned add) {                                \
+        tensor_weight_tile<TILE>(dy, x, dweight, arrivals, partials, n_in, n_out,                                 \
+                                 Cut{tokens, grain, piece, pieces_of_grain, pieces}, add);                        \
+    }
+
+using Tile128x128 = TensorTile<Tf32, 128, 128, 2, 4, 3, Inner::OUTER, Inner::OUTER, true>;
+using Tile64x64 = TensorTile<Tf32, 64, 64, 2, 2, 4, Inner::OUTER, Inner::OUTER, true>;
+using Tile32x32 = TensorTile<Tf32, 32, 32, 2, 2, 4, Inner::OUTER, Inner::OUTER, true>;
+using Tile128x128Any = TensorTile<Tf32, 128, 128, 2, 4, 3, Inner::OUTER, Inner::OUTER, false>;
+using Tile32x32Any = TensorTile<Tf32, 32, 32, 2, 2, 4, Inner::OUTER, Inner::OUTER, false>;
+
+GRAD_WEIGHT(128x128, Tile128x128, 2)
+GRAD_WEIGHT(64x64, Tile64x64, 2)
+GRAD_WEIGHT(32x32, Tile32x32, 4)
+GRAD_WEIGHT(128x128_any, Tile128x128Any, 1)
+GRAD_WEIGHT(32x32_any, Tile32x32Any, 2)
