@@ -1,5 +1,6 @@
 //! Which ops have kernels in which precision.
 
+use super::attention_tensor::MOST_COLUMNS;
 use crate::error::DeviceError;
 use crate::op::Op;
 use crate::shape::Math;
@@ -11,11 +12,23 @@ use crate::shape::Math;
 pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
     match op.rule().math() {
         Math::F32 => Ok(()),
+        _ if attention_serves(op) => Ok(()),
         math => Err(DeviceError::NoPrecision {
             op: op.rule().stem(),
             precision: math.name(),
         }),
     }
+}
+
+/// Whether an op is a pass of attention whose head the kernels take.
+fn attention_serves(op: &Op) -> bool {
+    let shape = match op {
+        Op::Attention(op) => &op.shape,
+        Op::AttentionGradQuery(op) => &op.shape,
+        Op::AttentionGradKeyValue(op) => &op.shape,
+        _ => return false,
+    };
+    shape.heads.head_dim <= MOST_COLUMNS
 }
 
 #[cfg(test)]
