@@ -380,7 +380,7 @@ __device__ __forceinline__ void store_row(typename H::Element* to, const float (
 
 // The start of dynamic shared memory at a multiple of 128, of which the host asks for 128 bytes more.
 __device__ __forceinline__ char* aligned(char* shared) {
-    return shared + (128 - ((unsigned)(size_t)shared & 127) & 127);
+    return shared + ((128 - ((unsigned)(size_t)shared & 127)) & 127);
 }
 
 // From scores to `p` and `ds` of pairs in place: s and dp are dot products, `lse(n, e)`, `delta(n, e)` and

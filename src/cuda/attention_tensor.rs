@@ -12,8 +12,6 @@ use crate::shape::Math;
 
 /// Bytes of the widest load.
 const WIDE: usize = 16;
-/// Columns of the largest head that the kernels take.
-pub(super) const MOST_COLUMNS: usize = 256;
 /// Rows of a warp.
 const WARP_ROWS: usize = 16;
 /// Bytes by which a block moves its shared memory to an aligned start.

@@ -1,6 +1,5 @@
 //! Which ops have kernels in which precision.
 
-use super::attention_tensor::MOST_COLUMNS;
 use crate::error::DeviceError;
 use crate::op::Op;
 use crate::shape::Math;
@@ -19,6 +18,9 @@ pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
         }),
     }
 }
+
+/// Columns of the largest head that attention's kernels take.
+const MOST_COLUMNS: usize = 256;
 
 /// Whether an op is a pass of attention whose head the kernels take.
 fn attention_serves(op: &Op) -> bool {
