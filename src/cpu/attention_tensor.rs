@@ -22,6 +22,15 @@ use crate::op::attention::{AttentionShape, KEY_TILE, score_scale};
 /// Rows of a block and of a tile, and the stride of a square of pairs.
 const TILE: usize = KEY_TILE;
 
+/// Sums that a row's probabilities are added to: of every eight keys each takes two that are neighbours,
+/// as the lanes of a tensor core hold them.
+const SUMS: usize = 4;
+
+/// The sum of a row from its [`SUMS`].
+fn folded([a, b, c, d]: [f32; SUMS]) -> f32 {
+    (a + b) + (c + d)
+}
+
 /// The columns of one head in some rows of a matrix.
 #[derive(Clone, Copy)]
 struct HeadRows<'a> {
@@ -196,7 +205,7 @@ fn attend(
     let queries = pass.head(qkv, (columns, head), (sequence + start, rows));
     let mut square = Square::new();
     let mut sums = vec![0.0; rows * d];
-    let (mut maxima, mut totals) = ([f32::NEG_INFINITY; TILE], [0.0_f32; TILE]);
+    let (mut maxima, mut totals) = ([f32::NEG_INFINITY; TILE], [[0.0_f32; SUMS]; TILE]);
     for first in (0..start + rows).step_by(TILE) {
         let tile = (sequence + first, TILE.min(pass.shape.seq_len - first));
         pass.dots(
@@ -211,7 +220,7 @@ fn attend(
                 visible,
                 scale: score_scale(d),
                 max: &mut maxima[row],
-                total: &mut totals[row],
+                totals: &mut totals[row],
                 sums: &mut sums[row * d..][..d],
             };
             dispatch(pass.path, softmax);
@@ -220,12 +229,13 @@ fn attend(
         pass.add(Form::Nn, &square, values, &mut sums);
     }
     for row in 0..rows {
-        let factor = 1.0 / totals[row];
+        let total = folded(totals[row]);
+        let factor = 1.0 / total;
         let out = &mut o[row * heads.query_columns() + head * d..][..d];
         for (out, sum) in out.iter_mut().zip(&sums[row * d..]) {
             *out = sum * factor;
         }
-        lse[row * heads.n_heads + head] = maxima[row] + num::log(totals[row]);
+        lse[row * heads.n_heads + head] = maxima[row] + num::log(total);
     }
 }
 
@@ -236,7 +246,7 @@ struct SoftmaxRow<'a> {
     visible: usize,
     scale: f32,
     max: &'a mut f32,
-    total: &'a mut f32,
+    totals: &'a mut [f32; SUMS],
     sums: &'a mut [f32],
 }
 
@@ -256,8 +266,13 @@ impl Task for SoftmaxRow<'_> {
         for score in scores.iter_mut() {
             *score = num::exp(*score - top);
         }
-        let total = *self.total * factor;
-        *self.total = scores.iter().fold(total, |sum, p| sum + p);
+        let totals = self.totals;
+        totals.iter_mut().for_each(|total| *total *= factor);
+        for eight in scores.chunks(2 * SUMS) {
+            for (index, p) in eight.iter().enumerate() {
+                totals[index / 2] += p;
+            }
+        }
         *self.max = top;
         self.sums.iter_mut().for_each(|sum| *sum *= factor);
     }

@@ -4,6 +4,7 @@
 //! and 128 columns come with many rows a block, for throughput, and with few, so that a small call still
 //! has blocks for every multiprocessor. One more takes every other head. Bits do not depend on the choice.
 
+use super::attention_tensor::Pass as TensorPass;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use crate::layout::{PlacedCall, Region};
 use crate::op::attention::{
@@ -206,6 +207,9 @@ fn one(launch: KernelLaunch) -> CallLaunches {
 
 /// The output and `lse`: one launch, no workspace. Nothing for another op.
 pub fn forward(op: &Attention, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    if !op.math.is_f32() {
+        return TensorPass::Forward.launch((&op.shape, op.math), call, device);
+    }
     Pass::Forward.launch(&op.shape, call, device)
 }
 
@@ -215,6 +219,9 @@ pub fn grad_query(
     call: &PlacedCall,
     device: &DeviceShape,
 ) -> CallLaunches {
+    if !op.math.is_f32() {
+        return TensorPass::GradQuery.launch((&op.shape, op.math), call, device);
+    }
     Pass::GradQuery.launch(&op.shape, call, device)
 }
 
@@ -224,6 +231,9 @@ pub fn grad_key_value(
     call: &PlacedCall,
     device: &DeviceShape,
 ) -> CallLaunches {
+    if !op.math.is_f32() {
+        return TensorPass::GradKeyValue.launch((&op.shape, op.math), call, device);
+    }
     Pass::GradKeyValue.launch(&op.shape, call, device)
 }
 

@@ -3,6 +3,7 @@
 pub mod adamw;
 pub mod arena;
 pub mod attention;
+mod attention_tensor;
 pub mod backend;
 mod bandwidth;
 pub mod bias;

@@ -9,50 +9,57 @@ use crate::shape::Math;
 /// # Errors
 /// [`DeviceError::NoPrecision`] names both.
 pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
-    match op.rule().math() {
-        Math::F32 => Ok(()),
-        _ if matches!(
-            op,
-            Op::Matmul(_) | Op::MatmulGradInput(_) | Op::MatmulGradWeight(_)
-        ) =>
-        {
-            Ok(())
-        }
-        math => Err(DeviceError::NoPrecision {
+    let math = op.rule().math();
+    match math == Math::F32 || serves(op) {
+        true => Ok(()),
+        false => Err(DeviceError::NoPrecision {
             op: op.rule().stem(),
             precision: math.name(),
         }),
     }
 }
 
+/// Columns of the largest head that attention's kernels take.
+const MOST_COLUMNS: usize = 256;
+
+/// Whether an op has kernels for a precision other than f32: all but attention over larger heads.
+fn serves(op: &Op) -> bool {
+    let shape = match op {
+        Op::Attention(op) => &op.shape,
+        Op::AttentionGradQuery(op) => &op.shape,
+        Op::AttentionGradKeyValue(op) => &op.shape,
+        _ => return true,
+    };
+    shape.heads.head_dim <= MOST_COLUMNS
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::swiglu::SwiGlu;
+    use crate::op::attention::{Attention, AttentionShape};
+    use crate::op::rope::Heads;
 
     #[test]
     fn an_op_without_kernels_is_refused_by_name() {
-        let of = |math| {
-            has_kernels(
-                &SwiGlu {
-                    rows: 1,
-                    d_ff: 2,
-                    math,
-                }
-                .into(),
-            )
+        let of = |math, head_dim| {
+            let heads = Heads {
+                n_heads: 1,
+                n_kv_heads: 1,
+                head_dim,
+            };
+            let shape = AttentionShape {
+                batch: 1,
+                seq_len: 1,
+                heads,
+            };
+            has_kernels(&Attention { shape, math }.into())
         };
-        assert_eq!(of(Math::F32), Ok(()));
+        assert_eq!(of(Math::F32, 320), Ok(()));
         for math in [Math::Tf32, Math::Bf16, Math::F16] {
-            let refused = of(math).expect_err("no kernels");
-            let precision = math.name();
-            assert_eq!(
-                refused,
-                DeviceError::NoPrecision {
-                    op: "swiglu",
-                    precision
-                }
-            );
+            assert_eq!(of(math, 256), Ok(()));
+            let (op, precision) = ("attention", math.name());
+            let refused = Err(DeviceError::NoPrecision { op, precision });
+            assert_eq!(of(math, 257), refused);
         }
     }
 }

@@ -82,7 +82,7 @@ impl Plain<'_> {
         for token in 0..self.shape.rows() {
             let (first, i) = (token / seq_len * seq_len, token % seq_len);
             for head in 0..heads.n_heads {
-                let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0_f32);
+                let (mut max, mut sums) = (f32::NEG_INFINITY, [0.0_f32; 4]);
                 let mut acc = vec![0.0_f32; heads.head_dim];
                 for tile in (0..=i).step_by(KEY_TILE) {
                     let end = (tile + KEY_TILE).min(seq_len);
@@ -101,7 +101,10 @@ impl Plain<'_> {
                             }
                         })
                         .collect();
-                    sum = p[..visible.len()].iter().fold(sum * factor, |l, p| l + p);
+                    sums = sums.map(|l| l * factor);
+                    for (j, p) in p[..visible.len()].iter().enumerate() {
+                        sums[j / 2 % 4] += p;
+                    }
                     for (d, acc) in acc.iter_mut().enumerate() {
                         let value = |j: usize| self.part(Part::Value, first + j, head)[d];
                         let pairs = (tile..end).map(|j| (p[j - tile], value(j)));
@@ -109,6 +112,7 @@ impl Plain<'_> {
                     }
                     max = top;
                 }
+                let sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
                 o.extend(acc.iter().map(|a| a * (1.0 / sum)));
                 lse.push(max + num::log(sum));
             }

@@ -1,0 +1,348 @@
+//! Launches of causal attention in the tensor-core domains.
+//!
+//! A block owns 16 rows of one head a warp: queries, or keys in the key and value pass. Kernels for heads of
+//! 32, 64 and 128 columns read 16 bytes at a time; the passes over keys come with many rows a block, for
+//! throughput, and with few, so that a small call has blocks for every multiprocessor. The others take
+//! heads of any size up to theirs, at any alignment. Bits do not depend on the choice.
+
+use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use crate::layout::{PlacedCall, Region};
+use crate::op::attention::{AttentionShape, score_scale};
+use crate::shape::Math;
+
+/// Bytes of the widest load.
+const WIDE: usize = 16;
+/// Rows of a warp.
+const WARP_ROWS: usize = 16;
+/// Bytes by which a block moves its shared memory to an aligned start.
+const ALIGNMENT: usize = 128;
+
+/// A kernel's size; the entries in `ptx/attention*_{bf16,f16,tf32}.cu` say the same.
+#[derive(Clone, Copy, Debug)]
+struct Kernel {
+    /// The kernel's names in bf16, f16 and tf32; an empty one is not there.
+    entries: [&'static str; 3],
+    /// The head's columns, and whether it must have exactly so many.
+    columns: (usize, Fit),
+    warps: [usize; 3],
+    /// Whether a call must have blocks of this size for the whole device, twice over.
+    large: bool,
+}
+
+/// Which heads a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fit {
+    /// Those of its size, aligned to 16 bytes.
+    Exact,
+    /// Those up to its size.
+    UpTo,
+}
+
+/// The names of a kernel in the three formats.
+macro_rules! entries {
+    ($pass:literal, $variant:literal) => {
+        [
+            concat!($pass, "_bf16_", $variant),
+            concat!($pass, "_f16_", $variant),
+            concat!($pass, "_tf32_", $variant),
+        ]
+    };
+}
+
+const fn kernel(entries: [&'static str; 3], columns: usize, fit: Fit, warps: [usize; 3]) -> Kernel {
+    Kernel {
+        entries,
+        columns: (columns, fit),
+        warps,
+        large: false,
+    }
+}
+
+const fn large(entries: [&'static str; 3], columns: usize, warps: [usize; 3]) -> Kernel {
+    Kernel {
+        large: true,
+        ..kernel(entries, columns, Fit::Exact, warps)
+    }
+}
+
+const FORWARD: &[Kernel] = &[
+    large(entries!("attention", "d64"), 64, [8; 3]),
+    large(entries!("attention", "d128"), 128, [8; 3]),
+    kernel(entries!("attention", "d32"), 32, Fit::Exact, [4; 3]),
+    kernel(entries!("attention", "d64_small"), 64, Fit::Exact, [4; 3]),
+    kernel(entries!("attention", "d128_small"), 128, Fit::Exact, [4; 3]),
+    kernel(entries!("attention", "any64"), 64, Fit::UpTo, [4; 3]),
+    kernel(entries!("attention", "any128"), 128, Fit::UpTo, [4; 3]),
+    kernel(entries!("attention", "any256"), 256, Fit::UpTo, [4; 3]),
+];
+
+/// In tf32 own rows and two stages leave no room for more than 64 rows.
+const GRAD_QUERY: &[Kernel] = &[
+    large(entries!("attention_grad_query", "d64"), 64, [8, 8, 4]),
+    large(entries!("attention_grad_query", "d128"), 128, [8, 8, 4]),
+    kernel(
+        entries!("attention_grad_query", "d32"),
+        32,
+        Fit::Exact,
+        [4; 3],
+    ),
+    kernel(GRAD_QUERY_SMALL_64, 64, Fit::Exact, [4; 3]),
+    kernel(GRAD_QUERY_SMALL_128, 128, Fit::Exact, [4; 3]),
+    kernel(
+        entries!("attention_grad_query", "any64"),
+        64,
+        Fit::UpTo,
+        [4; 3],
+    ),
+    kernel(
+        entries!("attention_grad_query", "any128"),
+        128,
+        Fit::UpTo,
+        [4; 3],
+    ),
+    kernel(
+        entries!("attention_grad_query", "any256"),
+        256,
+        Fit::UpTo,
+        [4, 4, 2],
+    ),
+];
+
+const GRAD_QUERY_SMALL_64: [&str; 3] = [
+    "attention_grad_query_bf16_d64_small",
+    "attention_grad_query_f16_d64_small",
+    "attention_grad_query_tf32_d64",
+];
+
+const GRAD_QUERY_SMALL_128: [&str; 3] = [
+    "attention_grad_query_bf16_d128_small",
+    "attention_grad_query_f16_d128_small",
+    "attention_grad_query_tf32_d128",
+];
+
+const GRAD_KEY_VALUE: &[Kernel] = &[
+    kernel(
+        entries!("attention_grad_key_value", "d32"),
+        32,
+        Fit::Exact,
+        [4; 3],
+    ),
+    kernel(
+        entries!("attention_grad_key_value", "d64"),
+        64,
+        Fit::Exact,
+        [4; 3],
+    ),
+    kernel(
+        entries!("attention_grad_key_value", "d128"),
+        128,
+        Fit::Exact,
+        [4; 3],
+    ),
+    kernel(
+        entries!("attention_grad_key_value", "any64"),
+        64,
+        Fit::UpTo,
+        [4; 3],
+    ),
+    kernel(
+        entries!("attention_grad_key_value", "any128"),
+        128,
+        Fit::UpTo,
+        [4; 3],
+    ),
+    kernel(
+        entries!("attention_grad_key_value", "any256"),
+        256,
+        Fit::UpTo,
+        [4, 4, 2],
+    ),
+];
+
+/// The three passes that walk over tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    Forward,
+    GradQuery,
+    GradKeyValue,
+}
+
+impl Pass {
+    fn kernels(self) -> &'static [Kernel] {
+        match self {
+            Pass::Forward => FORWARD,
+            Pass::GradQuery => GRAD_QUERY,
+            Pass::GradKeyValue => GRAD_KEY_VALUE,
+        }
+    }
+
+    /// Pairs of a sequence and a head that own rows.
+    fn sequences(self, shape: &AttentionShape) -> usize {
+        match self {
+            Pass::Forward | Pass::GradQuery => shape.batch * shape.heads.n_heads,
+            Pass::GradKeyValue => shape.batch * shape.heads.n_kv_heads,
+        }
+    }
+
+    /// Dynamic shared memory of a block, laid out as the kernels say.
+    fn shared_bytes(self, kernel: &Kernel, math: Math) -> usize {
+        let columns = kernel.columns.0;
+        let row = columns * math.storage().size();
+        let own = WARP_ROWS * kernel.warps[format(math)] * row;
+        let bytes = match (self, columns) {
+            // One stage, and the queries beside it.
+            (Pass::Forward, 256) => own + 2 * 64 * row,
+            (Pass::Forward, _) => 2 * 2 * 64 * row,
+            (Pass::GradQuery, 256) => 2 * own + 2 * 2 * 32 * row,
+            (Pass::GradQuery, _) => 2 * own + 2 * 2 * 64 * row,
+            (Pass::GradKeyValue, 256) => 2 * own + 2 * (2 * 32 * row + 8 * 32),
+            (Pass::GradKeyValue, _) => 2 * own + 2 * (2 * 64 * row + 8 * 64),
+        };
+        bytes + ALIGNMENT
+    }
+
+    /// Blocks that share a head's rows, each for some of its columns.
+    fn slices(self, kernel: &Kernel) -> usize {
+        match (self, kernel.columns) {
+            (Pass::GradKeyValue, (columns, Fit::UpTo)) => columns / 64,
+            _ => 1,
+        }
+    }
+
+    /// The kernel for a call, `None` for a head that is too large for all; `wide` if every row of a head
+    /// lies at a multiple of 16 bytes.
+    fn kernel(
+        self,
+        (shape, math): (&AttentionShape, Math),
+        wide: bool,
+        device: &DeviceShape,
+    ) -> Option<&'static Kernel> {
+        let head_dim = shape.heads.head_dim;
+        let serves = |kernel: &&Kernel| {
+            let rows = WARP_ROWS * kernel.warps[format(math)];
+            let blocks = self.sequences(shape) * shape.seq_len.div_ceil(rows);
+            let filled = shape.seq_len >= rows && blocks >= 2 * device.multiprocessors as usize;
+            let fits = match kernel.columns {
+                (columns, Fit::Exact) => wide && head_dim == columns,
+                (columns, Fit::UpTo) => head_dim <= columns,
+            };
+            fits && (!kernel.large || filled)
+        };
+        self.kernels().iter().find(serves)
+    }
+
+    /// The launch of a call; none where there is nothing to do or the head has more than 256 columns.
+    pub(super) fn launch(
+        self,
+        (shape, math): (&AttentionShape, Math),
+        call: &PlacedCall,
+        device: &DeviceShape,
+    ) -> CallLaunches {
+        let heads = &shape.heads;
+        let regions = || call.reads.iter().chain(&call.writes);
+        let aligned = |region: &Region| region.offset.is_multiple_of(WIDE);
+        let row = heads.head_dim * math.storage().size();
+        let wide = row.is_multiple_of(WIDE) && regions().all(aligned);
+        let Some(kernel) = self.kernel((shape, math), wide, device) else {
+            return CallLaunches::default();
+        };
+        if shape.rows() == 0 {
+            return CallLaunches::default();
+        }
+        let mut args: Vec<Arg> = regions().map(|&region| Arg::Region(region)).collect();
+        let sizes = [
+            shape.seq_len,
+            heads.n_heads,
+            heads.n_kv_heads,
+            heads.head_dim,
+        ];
+        args.extend(sizes.map(|size| Arg::U32(size as u32)));
+        args.push(Arg::F32(score_scale(heads.head_dim)));
+        let warps = kernel.warps[format(math)];
+        let blocks = shape.seq_len.div_ceil(WARP_ROWS * warps);
+        let grid = [self.sequences(shape), blocks, self.slices(kernel)];
+        let launch = KernelLaunch {
+            entry: kernel.entries[format(math)],
+            grid: grid.map(|n| n as u32),
+            block: [32 * warps as u32, 1, 1],
+            shared_bytes: self.shared_bytes(kernel, math) as u32,
+            args,
+        };
+        CallLaunches {
+            launches: vec![launch],
+            ..CallLaunches::default()
+        }
+    }
+}
+
+/// The place of a format in a kernel's lists.
+fn format(math: Math) -> usize {
+    match math {
+        Math::Bf16 => 0,
+        Math::F16 => 1,
+        Math::Tf32 | Math::F32 => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::rope::Heads;
+    use crate::shape::Math;
+
+    const DEVICE: DeviceShape = DeviceShape {
+        multiprocessors: 132,
+        shared_bytes_per_block: 232_448,
+    };
+    const PASSES: [Pass; 3] = [Pass::Forward, Pass::GradQuery, Pass::GradKeyValue];
+    const FORMATS: [Math; 3] = [Math::Bf16, Math::F16, Math::Tf32];
+
+    fn shape(batch: usize, seq_len: usize, head_dim: usize) -> AttentionShape {
+        let heads = Heads {
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim,
+        };
+        AttentionShape {
+            batch,
+            seq_len,
+            heads,
+        }
+    }
+
+    fn entry(pass: Pass, shape: &AttentionShape, math: Math, wide: bool) -> &'static str {
+        let kernel = pass.kernel((shape, math), wide, &DEVICE).expect("a kernel");
+        kernel.entries[format(math)]
+    }
+
+    #[test]
+    fn every_kernel_fits_the_device() {
+        for (pass, math) in PASSES.iter().flat_map(|&p| FORMATS.map(|m| (p, m))) {
+            for kernel in pass.kernels() {
+                let bytes = pass.shared_bytes(kernel, math);
+                let name = kernel.entries[format(math)];
+                assert!(
+                    bytes <= DEVICE.shared_bytes_per_block as usize,
+                    "{name}: {bytes}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_follow_size_and_alignment() {
+        let of = |seq_len, head_dim, wide| {
+            let shape = shape(32, seq_len, head_dim);
+            entry(Pass::Forward, &shape, Math::Bf16, wide)
+        };
+        assert_eq!(of(1024, 64, true), "attention_bf16_d64");
+        assert_eq!(of(1024, 64, false), "attention_bf16_any64");
+        assert_eq!(of(32, 64, true), "attention_bf16_d64_small");
+        assert_eq!(of(32, 48, true), "attention_bf16_any64");
+        assert_eq!(of(32, 2, true), "attention_bf16_any64");
+        assert_eq!(of(32, 65, true), "attention_bf16_any128");
+        assert_eq!(of(32, 256, true), "attention_bf16_any256");
+        let beyond = Pass::Forward.kernel((&shape(1, 1, 257), Math::F16), true, &DEVICE);
+        assert!(beyond.is_none());
+    }
+}
