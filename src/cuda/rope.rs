@@ -2,36 +2,57 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape};
 use super::rows::{
-    Cut, Workspace, aligned, no_tokens, number, numbers, one, regions, shared_of_two, tiles,
+    Cut, Workspace, entry, no_tokens, number, numbers, one, regions, shared_of_two, tiles,
+    vector_width,
 };
 use crate::layout::{PlacedCall, Region};
 use crate::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
+use crate::shape::Math;
 
 /// Heads of a block where a warp serves a head of a row.
 const HEADS: usize = 8;
 
 /// Rotates queries and keys in place.
 pub fn forward(op: &Rope, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let entries = ["rope_f32", "rope_f32_quads"];
     let operands = [call.reads[0], call.writes[0]];
-    turn(entries, operands, (op.rows, op.seq_len, op.heads), device)
+    let width = pairs_a_thread(&op.heads, op.math, &operands);
+    let entry = match width {
+        1 => entry!(op.math, "rope", ""),
+        4 => "rope_f32_quads",
+        _ => entry!(op.math, "rope", "_octets"),
+    };
+    let shape = (op.rows, op.seq_len, op.heads);
+    turn((entry, width), operands, shape, device)
 }
 
 /// Rotates the gradients of queries and keys back in place.
 pub fn grad(op: &RopeGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let entries = ["rope_grad_f32", "rope_grad_f32_quads"];
     let operands = [call.reads[0], call.writes[0]];
-    turn(entries, operands, (op.rows, op.seq_len, op.heads), device)
+    let width = pairs_a_thread(&op.heads, op.math, &operands);
+    let entry = match width {
+        1 => entry!(op.math, "rope_grad", ""),
+        4 => "rope_grad_f32_quads",
+        _ => entry!(op.math, "rope_grad", "_octets"),
+    };
+    let shape = (op.rows, op.seq_len, op.heads);
+    turn((entry, width), operands, shape, device)
 }
 
-/// The first entry serves single pairs, the second quads of pairs.
+/// Pairs that fill 16 bytes twice, if all heads can be read so; else 1.
+fn pairs_a_thread(heads: &Heads, math: Math, operands: &[Region; 2]) -> usize {
+    match heads.head_dim.is_multiple_of(2) {
+        true => vector_width(heads.head_dim / 2, math, operands),
+        false => 1,
+    }
+}
+
+/// The entry serves `width` pairs a thread.
 fn turn(
-    entries: [&'static str; 2],
+    (entry, width): (&'static str, usize),
     operands: [Region; 2],
     (rows, seq_len, heads): (usize, usize, Heads),
     device: &DeviceShape,
 ) -> CallLaunches {
-    let half = heads.head_dim / 2;
     let mut args = regions(operands).to_vec();
     args.extend(numbers([
         rows,
@@ -40,11 +61,8 @@ fn turn(
         heads.head_dim,
         heads.columns(),
     ]));
-    let pairs = heads.rotated() * half;
-    match heads.head_dim.is_multiple_of(8) && aligned(half, &operands) {
-        true => tiles(entries[1], (rows, pairs / 4), device, args),
-        false => tiles(entries[0], (rows, pairs), device, args),
-    }
+    let pairs = heads.rotated() * (heads.head_dim / 2);
+    tiles(entry, (rows, pairs / width), device, args)
 }
 
 /// The norm and the rotation of every query and key head.
