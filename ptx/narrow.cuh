@@ -23,13 +23,13 @@ __device__ __forceinline__ unsigned short nearest(float x, f16) {
     if (exponent < 102) return sign;
     if (exponent > 142) return sign | 0x7c00;
     const unsigned from = exponent < 113 ? mantissa : size - (112u << 23), dropped = exponent < 113 ? 126 - exponent : 13;
-    return sign | (from + (1u << (dropped - 1)) - 1 + (from >> dropped & 1)) >> dropped;
+    return sign | ((from + (1u << (dropped - 1)) - 1 + (from >> dropped & 1)) >> dropped);
 }
 __device__ __forceinline__ float widened(unsigned short bits, f16) {
     const unsigned exponent = bits >> 10 & 31, mantissa = bits & 0x3ff, sign = (bits & 0x8000u) << 16;
     if (exponent == 0) return __uint_as_float(__float_as_uint(__fmul_rn((float)mantissa, 5.9604644775390625e-8f)) | sign);
     if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | mantissa << 13);
-    return __uint_as_float(sign | ((bits & 0x7fffu) << 13) + (112u << 23));
+    return __uint_as_float(sign | (((bits & 0x7fffu) << 13) + (112u << 23)));
 }
 #endif
 

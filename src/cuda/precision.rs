@@ -2,7 +2,6 @@
 
 use crate::error::DeviceError;
 use crate::op::Op;
-use crate::shape::Math;
 
 /// Checks that there are kernels for an op's precision.
 ///
@@ -10,7 +9,7 @@ use crate::shape::Math;
 /// [`DeviceError::NoPrecision`] names both.
 pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
     let math = op.rule().math();
-    match math.is_f32() || serves(op, math) {
+    match math.is_f32() || serves(op) {
         true => Ok(()),
         false => Err(DeviceError::NoPrecision {
             op: op.rule().stem(),
@@ -20,7 +19,7 @@ pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
 }
 
 /// Whether an op has kernels for a precision other than f32.
-fn serves(op: &Op, math: Math) -> bool {
+fn serves(op: &Op) -> bool {
     match op {
         Op::Matmul(_) | Op::MatmulGradInput(_) | Op::MatmulGradWeight(_) => false,
         Op::Attention(_) | Op::AttentionGradQuery(_) | Op::AttentionGradKeyValue(_) => false,
@@ -29,9 +28,19 @@ fn serves(op: &Op, math: Math) -> bool {
         | Op::RmsNormGrad(_)
         | Op::Rope(_)
         | Op::RopeGrad(_)
+        | Op::QkNormRope(_)
+        | Op::QkNormRopeGrad(_)
+        | Op::BiasGrad(_)
+        | Op::CrossEntropy(_)
+        | Op::AttentionDelta(_)
+        | Op::Clip(_)
+        | Op::AdamW(_)
         | Op::SwiGlu(_)
         | Op::SwiGluGrad(_) => true,
-        _ => math == Math::Tf32,
+        // These are the same in every precision.
+        Op::Embed(_) | Op::EmbedGrad(_) | Op::LossSum(_) | Op::TreeAdd(_) | Op::GradSquares(_) => {
+            true
+        }
     }
 }
 
@@ -40,6 +49,7 @@ mod tests {
     use super::*;
     use crate::op::matmul::Matmul;
     use crate::op::swiglu::SwiGlu;
+    use crate::shape::Math;
 
     #[test]
     fn an_op_without_kernels_is_refused_by_name() {
