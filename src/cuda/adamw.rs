@@ -1,6 +1,7 @@
 //! Launches of AdamW over the whole parameter arena.
 
 use super::call::{Arg, CallLaunches, DeviceShape};
+use super::rows::entry;
 use super::tree_add::{one, words};
 use crate::layout::PlacedCall;
 use crate::op::adamw::AdamW;
@@ -23,5 +24,6 @@ pub fn update(op: &AdamW, call: &PlacedCall, _device: &DeviceShape) -> CallLaunc
         op.eps,
     ];
     args.extend(constants.map(Arg::F32));
-    one("adamw_f32", (op.elements.div_ceil(BLOCK), THREADS), args)
+    let entry = entry!(op.math, "adamw", "");
+    one(entry, (op.elements.div_ceil(BLOCK), THREADS), args)
 }

@@ -6,6 +6,7 @@
 
 use super::attention_tensor::Pass as TensorPass;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use super::rows::entry;
 use crate::layout::{PlacedCall, Region};
 use crate::op::attention::{
     Attention, AttentionDelta, AttentionGradKeyValue, AttentionGradQuery, AttentionShape, KEY_TILE,
@@ -252,11 +253,15 @@ pub fn delta(op: &AttentionDelta, call: &PlacedCall, device: &DeviceShape) -> Ca
         return CallLaunches::default();
     }
     let wide = call.reads.iter().all(|r| r.offset.is_multiple_of(WIDE));
-    let (entry, threads_per_row) = match (head_dim, wide) {
-        (32, true) => ("attention_delta_f32_d32", 8),
-        (64, true) => ("attention_delta_f32_d64", 16),
-        (128, true) => ("attention_delta_f32_d128", 32),
-        _ => ("attention_delta_f32_any", 32),
+    let entry = match (head_dim, wide) {
+        (32, true) => entry!(op.math, "attention_delta", "_d32"),
+        (64, true) => entry!(op.math, "attention_delta", "_d64"),
+        (128, true) => entry!(op.math, "attention_delta", "_d128"),
+        _ => entry!(op.math, "attention_delta", "_any"),
+    };
+    let threads_per_row = match (head_dim, wide) {
+        (32 | 64 | 128, true) => head_dim * op.math.storage().size() / WIDE,
+        _ => 32,
     };
     // One row a thread while that is what fills the device, then as many as a thread has under way.
     let blocks = rows.div_ceil(DELTA_THREADS / threads_per_row);

@@ -1,7 +1,7 @@
 //! The launch of a bias gradient.
 
 use super::call::{CallLaunches, DeviceShape};
-use super::rows::{Cut, Workspace, aligned, no_tokens, numbers, one, regions};
+use super::rows::{Cut, Workspace, entry, no_tokens, numbers, one, regions, vector_width};
 use crate::layout::PlacedCall;
 use crate::op::bias::BiasGrad;
 
@@ -16,11 +16,13 @@ pub fn grad(op: &BiasGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunc
     }
     let cut = Cut::new(&op.sum);
     let groups = cut.grains() * cut.pieces().div_ceil(GROUP);
-    // Single columns make four times the blocks.
-    let many = groups * op.n_out.div_ceil(128) >= device.multiprocessors as usize;
-    let (entry, columns) = match aligned(op.n_out, &[dy]) && many {
-        true => ("bias_grad_f32_quads", 128),
-        false => ("bias_grad_f32", 32),
+    let width = vector_width(op.n_out, op.math, &[dy]);
+    // Single columns make that many times the blocks.
+    let many = groups * op.n_out.div_ceil(32 * width) >= device.multiprocessors as usize;
+    let (entry, columns) = match (width, many) {
+        (4, true) => ("bias_grad_f32_quads", 128),
+        (8, true) => (entry!(op.math, "bias_grad", "_octets"), 256),
+        _ => (entry!(op.math, "bias_grad", ""), 32),
     };
     let chunks = op.n_out.div_ceil(columns);
     let workspace = Workspace {

@@ -31,11 +31,15 @@ pub fn clip(op: &Clip, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches
     let warps = chunks.div_ceil(TOGETHER).min(MOST_WARPS);
     let doubles = chunks + chunks.div_ceil(WARP);
     let mut args: Vec<Arg> = call.reads.iter().map(|&r| Arg::Region(r)).collect();
-    args.push(Arg::Region(call.writes[0]));
+    args.extend(call.writes.iter().map(|&r| Arg::Region(r)));
     args.push(Arg::U32(op.partials as u32));
+    args.extend(op.loss_scaling.map(|s| Arg::U32(s.growth_interval)));
     CallLaunches {
         launches: vec![KernelLaunch {
-            entry: "clip_f32",
+            entry: match op.loss_scaling {
+                Some(_) => "clip_f16",
+                None => "clip_f32",
+            },
             grid: [1, 1, 1],
             block: [(warps * WARP) as u32, 1, 1],
             shared_bytes: (doubles * size_of::<f64>()) as u32,

@@ -1,9 +1,11 @@
 //! Launches of weighted cross-entropy and of the loss.
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use super::rows::{entry, vector_width};
 use super::tree_add::one;
 use crate::layout::PlacedCall;
 use crate::op::cross_entropy::{CrossEntropy, LogitsAfter, LossSum};
+use crate::shape::DType;
 
 /// Lanes of a row reduction, one a thread.
 const LANES: u32 = 256;
@@ -29,27 +31,47 @@ pub fn forward(op: &CrossEntropy, call: &PlacedCall, device: &DeviceShape) -> Ca
         LogitsAfter::Gradient => (call.writes[2], 1),
         LogitsAfter::Kept => (call.reads[3], 0),
     };
-    let operands = [&call.reads[..3], &call.writes[..2], &[logits]];
+    // Where there is no gradient there is no loss scale either; the kernel then reads no meaning in it.
+    let scale = match op.after {
+        LogitsAfter::Gradient => call.reads.get(3).copied(),
+        LogitsAfter::Kept => op.math.scales_loss().then_some(call.reads[2]),
+    };
+    let operands = [
+        &call.reads[..3],
+        scale.as_slice(),
+        &call.writes[..2],
+        &[logits],
+    ];
     let regions = operands.into_iter().flatten();
     let mut args: Vec<Arg> = regions.map(|&r| Arg::Region(r)).collect();
     args.extend([op.rows, op.vocab_size].map(|n| Arg::U32(n as u32)));
     let short = match op.vocab_size {
-        0..=256 => Some("cross_entropy_f32_warp256"),
-        257..=1024 => Some("cross_entropy_f32_warp1024"),
+        0..=256 => Some(entry!(op.math, "cross_entropy", "_warp256")),
+        257..=1024 => Some(entry!(op.math, "cross_entropy", "_warp1024")),
         _ => None,
     };
     if let Some(entry) = short {
         args.push(Arg::U32(gradient));
         return one(entry, (op.rows.div_ceil(WARPS), 32 * WARPS as u32), args);
     }
+    let multiprocessors = device.multiprocessors as usize;
+    let narrow = op.math.storage() != DType::F32;
+    if narrow && vector_width(op.vocab_size, op.math, &[logits]) == 1 {
+        args.push(Arg::U32(gradient));
+        let blocks = op.rows.min(multiprocessors * MOST_RESIDENT);
+        let entry = entry!(op.math, "cross_entropy", "_any");
+        return one(entry, (blocks, LANES), args);
+    }
     let room = device.shared_bytes_per_block as usize;
-    let kept = kept_elements(op.vocab_size, room);
+    let size = op.math.storage().size();
+    let kept = kept_elements((op.vocab_size, size), room);
     args.extend([Arg::U32(kept as u32), Arg::U32(gradient)]);
-    let bytes = kept * size_of::<f32>();
+    let bytes = kept * size;
     let of_block = bytes + STATIC_BYTES + RESERVED_BYTES;
     let resident = ((room + RESERVED_BYTES) / of_block).clamp(1, MOST_RESIDENT);
-    let blocks = op.rows.min(device.multiprocessors as usize * resident);
-    let mut launches = one("cross_entropy_f32", (blocks, LANES), args);
+    let blocks = op.rows.min(multiprocessors * resident);
+    let entry = entry!(op.math, "cross_entropy", "");
+    let mut launches = one(entry, (blocks, LANES), args);
     for launch in &mut launches.launches {
         launch.shared_bytes = bytes as u32;
     }
@@ -57,8 +79,8 @@ pub fn forward(op: &CrossEntropy, call: &PlacedCall, device: &DeviceShape) -> Ca
 }
 
 /// Elements of a row that a block with `room` bytes of shared memory keeps.
-fn kept_elements(vocab_size: usize, room: usize) -> usize {
-    let most = room.saturating_sub(STATIC_BYTES) / size_of::<f32>();
+fn kept_elements((vocab_size, size): (usize, usize), room: usize) -> usize {
+    let most = room.saturating_sub(STATIC_BYTES) / size;
     match vocab_size <= most {
         true => vocab_size,
         false => most / TAIL_STEP * TAIL_STEP,

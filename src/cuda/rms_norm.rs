@@ -2,27 +2,28 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape};
 use super::rows::{
-    Cut, Workspace, aligned, no_tokens, number, numbers, one, regions, shared_of_two,
+    Cut, Workspace, aligned, entry, no_tokens, number, numbers, one, regions, shared_of_two,
 };
 use crate::layout::{PlacedCall, Region};
 use crate::op::Store;
 use crate::op::rms_norm::{RmsNorm, RmsNormGrad};
+use crate::shape::DType;
 
 /// Rows of a block where a warp serves a row.
 const ROWS: usize = 4;
 
 /// How the forward pass holds a row: entries without and with the residual.
-fn forward_entry(d_model: usize, operands: &[Region], residual: bool) -> &'static str {
-    let quads = aligned(d_model, operands);
-    match (quads, d_model, residual) {
-        (false, _, false) => "rms_norm_f32",
-        (false, _, true) => "rms_norm_f32_residual",
-        (true, 0..=256, false) => "rms_norm_f32_quads_256",
-        (true, 0..=256, true) => "rms_norm_f32_residual_quads_256",
-        (true, 257..=1024, false) => "rms_norm_f32_quads_1024",
-        (true, 257..=1024, true) => "rms_norm_f32_residual_quads_1024",
-        (true, _, false) => "rms_norm_f32_quads",
-        (true, _, true) => "rms_norm_f32_residual_quads",
+fn forward_entry(op: &RmsNorm, operands: &[Region]) -> &'static str {
+    let (math, quads) = (op.math, aligned(op.d_model, operands));
+    match (quads, op.d_model, op.residual) {
+        (false, _, false) => entry!(math, "rms_norm", ""),
+        (false, _, true) => entry!(math, "rms_norm", "_residual"),
+        (true, 0..=256, false) => entry!(math, "rms_norm", "_quads_256"),
+        (true, 0..=256, true) => entry!(math, "rms_norm", "_residual_quads_256"),
+        (true, 257..=1024, false) => entry!(math, "rms_norm", "_quads_1024"),
+        (true, 257..=1024, true) => entry!(math, "rms_norm", "_residual_quads_1024"),
+        (true, _, false) => entry!(math, "rms_norm", "_quads"),
+        (true, _, true) => entry!(math, "rms_norm", "_residual_quads"),
     }
 }
 
@@ -33,7 +34,7 @@ pub fn forward(op: &RmsNorm, call: &PlacedCall, _device: &DeviceShape) -> CallLa
     }
     let operands: Vec<Region> = call.reads.iter().chain(&call.writes).copied().collect();
     // All but the last, which holds one number a row.
-    let entry = forward_entry(op.d_model, &operands[..operands.len() - 1], op.residual);
+    let entry = forward_entry(op, &operands[..operands.len() - 1]);
     let mut args: Vec<Arg> = operands.into_iter().map(Arg::Region).collect();
     args.extend(numbers([op.rows, op.d_model]));
     args.push(Arg::F32(op.eps));
@@ -45,6 +46,8 @@ pub fn forward(op: &RmsNorm, call: &PlacedCall, _device: &DeviceShape) -> CallLa
     )
 }
 
+/// The flag of a kernel that writes a copy of the gradient.
+const COPY: usize = 2;
 /// Pieces up to which the last block folds all of them itself.
 const FEW_PIECES: usize = 32;
 /// Pieces that the last block of a group folds otherwise.
@@ -66,37 +69,55 @@ fn staged_bytes(d_model: usize, warps: usize) -> usize {
     (2 * warps + 1) * d_model * 4
 }
 
-/// The input gradient of every row and, where it is asked for, the weight gradient.
+/// The input gradient of every row and, where it is asked for, the weight gradient. The kernels of narrow
+/// activations take what the f32 ones take, and where the copy of the gradient goes.
 pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let d = op.d_model;
+    let (d, math) = (op.d_model, op.math);
     let [dh, r, weight, rstd] = [0, 1, 2, 3].map(|i| call.reads[i]);
     let dr = call.writes[0];
-    let quads = aligned(d, &[dh, r, weight, dr]);
-    let add = usize::from(op.store == Store::Add);
-    let mut args = regions([dh, r, weight, rstd, dr]).to_vec();
     if d == 0 {
         return CallLaunches::default();
     }
+    let mut flags = usize::from(op.store == Store::Add);
+    let mut args = regions([dh, r, weight, rstd, dr]).to_vec();
+    let mut quads = aligned(d, &[dh, r, weight, dr]);
+    if math.storage() != DType::F32 {
+        let copy = if op.delta_grad { call.writes[1] } else { dr };
+        flags += COPY * usize::from(op.delta_grad);
+        quads = quads && aligned(d, &[copy]);
+        args.push(Arg::Region(copy));
+    }
     if !op.weight_grad {
         let entry = match quads {
-            true => "rms_norm_grad_f32_rows_quads",
-            false => "rms_norm_grad_f32_rows",
+            true => entry!(math, "rms_norm_grad", "_rows_quads"),
+            false => entry!(math, "rms_norm_grad", "_rows"),
         };
-        args.extend(numbers([op.sum.tokens, d, add]));
+        args.extend(numbers([op.sum.tokens, d, flags]));
         let blocks = op.sum.tokens.div_ceil(ROWS);
         return one(entry, [blocks, 1], [number(32 * ROWS), 1], args);
     }
-    let dweight = call.writes[1];
+    let dweight = call.writes[1 + usize::from(op.delta_grad)];
     if op.sum.tokens == 0 {
         return no_tokens(&[dweight]);
     }
-    let cut = Cut::new(&op.sum);
+    args.push(Arg::Region(dweight));
+    weight_grad(op, (quads, flags), args, device)
+}
+
+/// The launch with a weight gradient, a block a piece; `args` are its regions.
+fn weight_grad(
+    op: &RmsNormGrad,
+    (quads, flags): (bool, usize),
+    mut args: Vec<Arg>,
+    device: &DeviceShape,
+) -> CallLaunches {
+    let (d, math, cut) = (op.d_model, op.math, Cut::new(&op.sum));
     let staged = staged_warps(d, cut.piece, device);
     let entry = match (staged.is_some(), quads) {
-        (false, false) => "rms_norm_grad_f32",
-        (false, true) => "rms_norm_grad_f32_quads",
-        (true, false) => "rms_norm_grad_f32_staged",
-        (true, true) => "rms_norm_grad_f32_staged_quads",
+        (false, false) => entry!(math, "rms_norm_grad", ""),
+        (false, true) => entry!(math, "rms_norm_grad", "_quads"),
+        (true, false) => entry!(math, "rms_norm_grad", "_staged"),
+        (true, true) => entry!(math, "rms_norm_grad", "_staged_quads"),
     };
     let pieces = cut.grains() * cut.pieces();
     let group = if pieces <= FEW_PIECES { 1 } else { GROUP };
@@ -104,9 +125,8 @@ pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLa
         counters: 1 + cut.grains() * cut.pieces().div_ceil(group),
         partials: pieces * d,
     };
-    args.push(Arg::Region(dweight));
     args.extend(cut.numbers());
-    args.extend(numbers([group, d, add]));
+    args.extend(numbers([group, d, flags]));
     args.extend(workspace.args());
     let threads = number(32 * staged.unwrap_or(WARPS_UNSTAGED));
     let launches = one(entry, [pieces, 1], [threads, 1], args);
@@ -116,6 +136,7 @@ pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Math;
 
     #[test]
     fn rows_are_staged_while_two_blocks_fit() {
@@ -131,17 +152,24 @@ mod tests {
     }
 
     #[test]
-    fn the_entry_follows_width_and_alignment() {
-        let at = |offset| Region { offset, bytes: 64 };
+    fn the_entry_follows_width_alignment_and_precision() {
+        let entry = |d_model, offset, residual, math| {
+            let op = RmsNorm {
+                rows: 1,
+                d_model,
+                eps: 1e-6,
+                residual,
+                math,
+            };
+            forward_entry(&op, &[Region { offset, bytes: 64 }])
+        };
         assert_eq!(
-            forward_entry(128, &[at(0)], true),
+            entry(128, 0, true, Math::F32),
             "rms_norm_f32_residual_quads_256"
         );
-        assert_eq!(
-            forward_entry(768, &[at(0)], false),
-            "rms_norm_f32_quads_1024"
-        );
-        assert_eq!(forward_entry(768, &[at(4)], false), "rms_norm_f32");
-        assert_eq!(forward_entry(2048, &[at(0)], false), "rms_norm_f32_quads");
+        assert_eq!(entry(768, 0, false, Math::Tf32), "rms_norm_f32_quads_1024");
+        assert_eq!(entry(768, 4, false, Math::F32), "rms_norm_f32");
+        assert_eq!(entry(2048, 0, false, Math::Bf16), "rms_norm_bf16_quads");
+        assert_eq!(entry(6, 0, true, Math::F16), "rms_norm_f16_residual");
     }
 }

@@ -3,6 +3,7 @@
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use crate::layout::Region;
 use crate::num::tree::TokenSum;
+use crate::shape::Math;
 
 /// Columns and rows of the blocks that serve a matrix elementwise: 32 × 8 threads.
 const TILE: [usize; 2] = [32, 8];
@@ -28,7 +29,28 @@ pub(super) fn regions<const N: usize>(regions: [Region; N]) -> [Arg; N] {
     regions.map(Arg::Region)
 }
 
-/// Whether rows of `width` elements from these regions can be read by 16 bytes.
+/// The entry of a stem for the storage of a precision, as `stem_<storage><variant>`.
+macro_rules! entry {
+    ($math:expr, $stem:literal, $variant:literal) => {
+        match $math.storage() {
+            $crate::shape::DType::Bf16 => concat!($stem, "_bf16", $variant),
+            $crate::shape::DType::F16 => concat!($stem, "_f16", $variant),
+            _ => concat!($stem, "_f32", $variant),
+        }
+    };
+}
+pub(super) use entry;
+
+/// How many elements of a row of `width` elements fill 16 bytes, if all rows of these regions can be read
+/// so; else 1. Regions besides those in the storage of `math` hold f32.
+pub(super) fn vector_width(width: usize, math: Math, regions: &[Region]) -> usize {
+    let elements = 16 / math.storage().size();
+    let whole =
+        width.is_multiple_of(elements) && regions.iter().all(|r| r.offset.is_multiple_of(16));
+    if whole { elements } else { 1 }
+}
+
+/// Whether rows of `width` f32 elements from these regions can be read by 16 bytes.
 pub(super) fn aligned(width: usize, regions: &[Region]) -> bool {
     width.is_multiple_of(4) && regions.iter().all(|r| r.offset.is_multiple_of(16))
 }
@@ -235,5 +257,9 @@ mod tests {
         assert!(aligned(8, &[at(0), at(32)]));
         assert!(!aligned(8, &[at(0), at(4)]));
         assert!(!aligned(6, &[at(0)]));
+        assert_eq!(vector_width(8, Math::F32, &[at(16)]), 4);
+        assert_eq!(vector_width(8, Math::Bf16, &[at(16)]), 8);
+        assert_eq!(vector_width(12, Math::F16, &[at(16)]), 1);
+        assert_eq!(vector_width(8, Math::F16, &[at(8)]), 1);
     }
 }

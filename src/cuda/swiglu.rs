@@ -1,35 +1,42 @@
 //! Launches of SwiGLU and its gradient.
 
 use super::call::{CallLaunches, DeviceShape};
-use super::rows::{aligned, numbers, regions, tiles};
+use super::rows::{entry, numbers, regions, tiles, vector_width};
 use crate::layout::{PlacedCall, Region};
 use crate::op::swiglu::{SwiGlu, SwiGluGrad};
 
 /// `a = (g · sigmoid(g)) · u`.
 pub fn forward(op: &SwiGlu, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let entries = ["swiglu_f32", "swiglu_f32_quads"];
     let operands = [call.reads[0], call.writes[0]];
-    launch(entries, operands, (op.rows, op.d_ff), device)
+    let width = vector_width(op.d_ff, op.math, &operands);
+    let entry = match width {
+        1 => entry!(op.math, "swiglu", ""),
+        4 => "swiglu_f32_quads",
+        _ => entry!(op.math, "swiglu", "_octets"),
+    };
+    launch((entry, width), operands, (op.rows, op.d_ff), device)
 }
 
 /// The gradients of `g` and `u`, written over them.
 pub fn grad(op: &SwiGluGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let entries = ["swiglu_grad_f32", "swiglu_grad_f32_quads"];
     let operands = [call.reads[0], call.writes[0]];
-    launch(entries, operands, (op.rows, op.d_ff), device)
+    let width = vector_width(op.d_ff, op.math, &operands);
+    let entry = match width {
+        1 => entry!(op.math, "swiglu_grad", ""),
+        4 => "swiglu_grad_f32_quads",
+        _ => entry!(op.math, "swiglu_grad", "_octets"),
+    };
+    launch((entry, width), operands, (op.rows, op.d_ff), device)
 }
 
-/// The first entry serves single columns, the second quads.
+/// The entry serves `width` columns a thread.
 fn launch(
-    entries: [&'static str; 2],
+    (entry, width): (&'static str, usize),
     operands: [Region; 2],
     (rows, d_ff): (usize, usize),
     device: &DeviceShape,
 ) -> CallLaunches {
     let mut args = regions(operands).to_vec();
     args.extend(numbers([rows, d_ff]));
-    match aligned(d_ff, &operands) {
-        true => tiles(entries[1], (rows, d_ff / 4), device, args),
-        false => tiles(entries[0], (rows, d_ff), device, args),
-    }
+    tiles(entry, (rows, d_ff / width), device, args)
 }

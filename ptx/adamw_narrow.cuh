@@ -1,0 +1,113 @@
+// One step of AdamW over the whole parameter arena, or nothing (src/op/adamw.rs), with the parameters' shadow in H.
+#pragma once
+#include "narrow.cuh"
+
+namespace adamw {
+
+constexpr int THREADS = 256;
+constexpr int VECTORS = 2;
+constexpr int BLOCK = THREADS * VECTORS * 4;
+
+// Words of the scalars slot and of the report slot (src/op/step_values.rs).
+constexpr int SCALAR_LR = 0;
+constexpr int SCALAR_C1 = 1;
+constexpr int SCALAR_C2 = 2;
+constexpr int SCALAR_DECAY = 3;
+constexpr int REPORT_COEFFICIENT = 2;
+constexpr int REPORT_APPLIED = 3;
+constexpr int REPORT_LOSS_SCALE = 5;
+
+struct Constants {
+    float beta1, rest1, beta2, rest2, eps;
+};
+
+struct Step {
+    float lr, c1, c2, coefficient;
+    // One over the loss scale that the gradients carry, a power of two.
+    float unscale;
+};
+
+template <bool SCALED>
+__device__ __forceinline__ void update(const Constants& k, const Step& s, float decay, float grad, float& p,
+                                       float& m, float& v)
+{
+    const float g = __fmul_rn(SCALED ? __fmul_rn(grad, s.unscale) : grad, s.coefficient);
+    m = __fmaf_rn(k.beta1, m, __fmul_rn(k.rest1, g));
+    v = __fmaf_rn(k.beta2, v, __fmul_rn(__fmul_rn(k.rest2, g), g));
+    const float root = __fsqrt_rn(__fmul_rn(v, s.c2));
+    const float u = __fdiv_rn(__fmul_rn(m, s.c1), __fadd_rn(root, k.eps));
+    p = __fmaf_rn(-s.lr, u, __fmul_rn(p, decay));
+}
+
+// Element counts are two words each, the low one first. The grid has one block for every BLOCK elements.
+template <bool SCALED, typename H>
+__device__ __forceinline__ void step(const float* grad, const float* scalars, const unsigned* report, float* param,
+                                     float* moment1, float* moment2, H* shadow, unsigned n_low, unsigned n_high,
+                                     unsigned decayed_low, unsigned decayed_high, const Constants& k)
+{
+    const unsigned long long n = (unsigned long long)n_high << 32 | n_low;
+    const unsigned long long decayed = (unsigned long long)decayed_high << 32 | decayed_low;
+    const unsigned long long start = (unsigned long long)blockIdx.x * BLOCK;
+    const unsigned applied = report[REPORT_APPLIED];
+    const float decay = scalars[SCALAR_DECAY];
+    const Step s = {scalars[SCALAR_LR], scalars[SCALAR_C1], scalars[SCALAR_C2],
+                    __uint_as_float(report[REPORT_COEFFICIENT]),
+                    SCALED ? __frcp_rn(__uint_as_float(report[REPORT_LOSS_SCALE])) : 1.0f};
+    const bool aligned = (((unsigned long long)grad | (unsigned long long)param | (unsigned long long)moment1 |
+                           (unsigned long long)moment2 | (unsigned long long)shadow) & 15) == 0;
+    if (aligned && start + BLOCK <= n) {
+        float4 g[VECTORS], p[VECTORS], m[VECTORS], v[VECTORS];
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const unsigned at = i * THREADS + threadIdx.x;
+            g[i] = ((const float4*)(grad + start))[at];
+            m[i] = ((const float4*)(moment1 + start))[at];
+            v[i] = ((const float4*)(moment2 + start))[at];
+            p[i] = ((const float4*)(param + start))[at];
+        }
+        // The loads above do not wait for the decision; the stores do.
+        if (applied == 0) {
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const unsigned at = i * THREADS + threadIdx.x;
+            const unsigned long long first = start + 4ull * at;
+            update<SCALED>(k, s, first + 0 < decayed ? decay : 1.0f, g[i].x, p[i].x, m[i].x, v[i].x);
+            update<SCALED>(k, s, first + 1 < decayed ? decay : 1.0f, g[i].y, p[i].y, m[i].y, v[i].y);
+            update<SCALED>(k, s, first + 2 < decayed ? decay : 1.0f, g[i].z, p[i].z, m[i].z, v[i].z);
+            update<SCALED>(k, s, first + 3 < decayed ? decay : 1.0f, g[i].w, p[i].w, m[i].w, v[i].w);
+            ((float4*)(moment1 + start))[at] = m[i];
+            ((float4*)(moment2 + start))[at] = v[i];
+            ((float4*)(param + start))[at] = p[i];
+            narrow::store4(shadow + first, p[i]);
+        }
+        return;
+    }
+    if (applied == 0) {
+        return;
+    }
+    const unsigned long long end = start + BLOCK < n ? start + BLOCK : n;
+    for (unsigned long long i = start + threadIdx.x; i < end; i += THREADS) {
+        float p = param[i], m = moment1[i], v = moment2[i];
+        update<SCALED>(k, s, i < decayed ? decay : 1.0f, grad[i], p, m, v);
+        moment1[i] = m;
+        moment2[i] = v;
+        param[i] = p;
+        shadow[i] = narrow::narrowed<H>(p);
+    }
+}
+
+}  // namespace adamw
+
+#define ADAMW_ENTRY(NAME, H, SCALED)                                                                          \
+    extern "C" __global__ void __launch_bounds__(256, 4) NAME(                                                \
+        const float* __restrict__ grad, const float* __restrict__ scalars, const unsigned* __restrict__ report, \
+        float* __restrict__ param, float* __restrict__ moment1, float* __restrict__ moment2,                  \
+        narrow::H* __restrict__ shadow, unsigned n_low, unsigned n_high, unsigned decayed_low,                \
+        unsigned decayed_high, float beta1, float rest1, float beta2, float rest2, float eps)                 \
+    {                                                                                                         \
+        const adamw::Constants k = {beta1, rest1, beta2, rest2, eps};                                         \
+        adamw::step<SCALED>(grad, scalars, report, param, moment1, moment2, shadow, n_low, n_high,            \
+                            decayed_low, decayed_high, k);                                                    \
+    }

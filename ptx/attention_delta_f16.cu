@@ -1,0 +1,4 @@
+// The dot products of attention's output with its gradient, stored in f16.
+#include "attention_delta_narrow.cuh"
+
+ATTENTION_DELTA_ENTRIES(f16)

@@ -1,0 +1,4 @@
+// The RMS norm of an f32 residual stream for activations in bf16.
+#include "rms_norm_narrow.cuh"
+
+RMS_NORM_ENTRIES(bf16)
