@@ -14,6 +14,7 @@ use crate::cuda::{self, CudaBackend};
 use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{Layout, PlacedCall, Region};
 use crate::plan::memory::Room;
+use crate::shape::Math;
 
 /// A backend of either kind. Clones of a CUDA backend share its modules and pinned providers.
 #[derive(Clone)]
@@ -59,15 +60,23 @@ impl AnyDevice {
         }))
     }
 
-    /// The f32 operations a second that the device can do at most, a fused multiply-add counted as two:
-    /// measured for the CPU's threads, computed from clock and lanes for a GPU.
-    pub fn fma_peak(&self) -> f64 {
+    /// The operations a second that the device can do at most in products of a precision, a multiply-add
+    /// counted as two, and where the number comes from: f32 as measured for the CPU's threads, which
+    /// emulate everything narrower; clock, lanes and tensor cores for a GPU.
+    pub fn peak(&self, math: Math) -> (f64, &'static str) {
         match self {
             AnyDevice::Cpu(cpu) => {
                 let context = cpu.context();
-                fma_peak_gflops(context.path()) * 1e9 * context.threads() as f64
+                let peak = fma_peak_gflops(context.path()) * 1e9 * context.threads() as f64;
+                (peak, "f32, measured, registers only, times the threads")
             }
-            AnyDevice::Cuda(cuda) => cuda.device().info.fma_peak(),
+            AnyDevice::Cuda(cuda) => {
+                let source = match math {
+                    Math::F32 => "128 f32 lanes a multiprocessor at the highest clock",
+                    _ => "dense tensor cores at the highest clock",
+                };
+                (cuda.device().info.peak(math), source)
+            }
         }
     }
 

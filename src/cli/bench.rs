@@ -100,8 +100,10 @@ impl Bench {
         } else if self.profile {
             call_ms = Some(self.call_ms(&mut run, calls.len())?);
         }
+        let (flop, flop_source) = backend.peak(plan.config.math);
         let limits = Limits {
-            flop: backend.fma_peak(),
+            flop,
+            flop_source,
             bytes: backend.copy_bandwidth()?,
         };
         Ok(Measured {

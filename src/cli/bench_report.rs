@@ -94,13 +94,6 @@ impl Measured {
         self.guard_us / 1e3 / self.median_ms()
     }
 
-    fn peak_source(&self) -> &'static str {
-        match self.backend.has_clock() {
-            true => "128 f32 lanes a multiprocessor at the highest clock",
-            false => "measured, registers only, times the threads",
-        }
-    }
-
     /// All of it as one JSON object.
     pub fn json(&self) -> Value {
         let (limit, of_limit) = self.roofline();
@@ -123,7 +116,7 @@ impl Measured {
             "flop_per_s": self.flop_rate(),
             "tflop_per_s": self.flop_rate() / 1e12,
             "peak_flop_per_s": self.limits.flop,
-            "peak_source": self.peak_source(),
+            "peak_source": self.limits.flop_source,
             "share_of_peak": self.flop_rate() / self.limits.flop,
             "bandwidth_bytes_per_s": self.limits.bytes,
             "bandwidth_source": "measured, copy within the device's memory, bytes read and written",
@@ -223,11 +216,11 @@ impl Measured {
     fn print_rates(&self) {
         let (limit, of_limit) = self.roofline();
         say!(
-            "  arithmetic     {:.1} GFLOP/s, {:.1} % of the FMA peak, {:.1} GFLOP/s ({})",
+            "  arithmetic     {:.1} GFLOP/s, {:.1} % of the peak, {:.1} GFLOP/s ({})",
             self.flop_rate() / 1e9,
             100.0 * self.flop_rate() / self.limits.flop,
             self.limits.flop / 1e9,
-            self.peak_source()
+            self.limits.flop_source
         );
         say!(
             "  bandwidth      {:.1} GB/s, measured by a copy, read and written",

@@ -4,26 +4,42 @@ use clap::Args;
 
 use super::Outcome;
 use super::machine;
-use super::verify::PROVABLE_DOMAINS;
 use crate::cpu::simd::SimdPath;
 use crate::cuda::device::{self, Device, GpuInfo};
 use crate::cuda::gemm::Lt;
+use crate::cuda::probe::{HOPPER, probe};
 use crate::error::{DeviceError, ExitCode};
 use crate::num;
+use crate::num::tensor_step::Kind;
+use crate::shape::Math;
 
-/// Arguments of `bitstep doctor`: none.
+/// Arguments of `bitstep doctor`.
 #[derive(Args, Debug)]
-pub struct Doctor {}
+pub struct Doctor {
+    /// Also run the tensor cores of every GPU on cases that tell their arithmetic, beside the contract's
+    #[arg(long)]
+    probe: bool,
+}
 
 impl Doctor {
     /// Prints what is here; finding nothing is no error.
     pub fn run(self) -> Outcome {
         print_processor();
         let usable = print_cuda();
+        let labels: Vec<String> = usable.iter().map(|gpu| gpu.label()).collect();
         say!("Numeric domains (contract version {})", num::VERSION);
-        say!("  {PROVABLE_DOMAINS:<11} {}", proven_text(&usable));
-        say!("  bf16.sm90, f16.sm90, tf32.sm90   not in this version");
-        Ok(ExitCode::Done)
+        say!("  {:<11} {}", Math::F32.domain(), proven_text(&labels));
+        say!("  {:<11} {}", "*.sm90", tensor_text(&usable));
+        let mut outcome = ExitCode::Done;
+        for gpu in usable.iter().filter(|_| self.probe) {
+            let report = probe(gpu.ordinal)?;
+            say!("{report}");
+            let all = [Kind::Bf16, Kind::F16, Kind::Tf32];
+            if gpu.capability == HOPPER && !all.iter().all(|&kind| report.proven(kind)) {
+                outcome = ExitCode::Differs;
+            }
+        }
+        Ok(outcome)
     }
 }
 
@@ -73,7 +89,7 @@ fn features() -> Vec<&'static str> {
 }
 
 /// Prints what there is of CUDA; gives the devices that can compute.
-fn print_cuda() -> Vec<String> {
+fn print_cuda() -> Vec<GpuInfo> {
     say!("CUDA");
     let driver = machine::nvidia_driver();
     say!(
@@ -101,7 +117,7 @@ fn print_cuda() -> Vec<String> {
         match opened {
             Ok(opened) => {
                 say!("  cuBLASLt    {}", library_text(opened.library));
-                usable.push(label);
+                usable.push(info.clone());
             }
             Err(reason) => say!("              cannot compute: {reason}"),
         }
@@ -156,6 +172,27 @@ fn proven_text(usable: &[String]) -> String {
     )
 }
 
+/// Where the domains of Hopper's tensor cores are proven, and which GPUs here compute them unproven.
+fn tensor_text(usable: &[GpuInfo]) -> String {
+    let here = |hopper: bool| {
+        let wanted = usable
+            .iter()
+            .filter(|gpu| (gpu.capability == HOPPER) == hopper);
+        wanted.map(GpuInfo::label).collect::<Vec<_>>()
+    };
+    let mut proven = vec!["cpu".to_owned()];
+    proven.extend(here(true));
+    let mut text = format!(
+        "bf16, f16, tf32: proven on the CPU, which emulates the tensor cores of compute capability 9.0, and there; here: {}",
+        proven.join(", ")
+    );
+    let unproven = here(false);
+    if !unproven.is_empty() {
+        text += &format!("; unproven on {}", unproven.join(", "));
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,6 +238,18 @@ mod tests {
             library_text(Err(fault)),
             "cannot be used: cublasLtCreate failed on cuda:0: no"
         );
+    }
+
+    #[test]
+    fn tensor_cores_of_another_architecture_are_named_as_unproven() {
+        let gpu = |ordinal, capability| GpuInfo {
+            ordinal,
+            capability,
+            ..info()
+        };
+        assert!(tensor_text(&[]).ends_with("here: cpu"));
+        let both = [gpu(0, HOPPER), gpu(1, (8, 0))];
+        assert!(tensor_text(&both).ends_with("here: cpu, cuda:0; unproven on cuda:1"));
     }
 
     #[test]

@@ -12,8 +12,10 @@ use crate::op::{Op, Operand};
 /// What the device can do at most in a second.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Floating-point operations, a fused multiply-add counted as two.
+    /// Floating-point operations of products, a multiply-add counted as two.
     pub flop: f64,
+    /// Where that number comes from.
+    pub flop_source: &'static str,
     /// Bytes read and written.
     pub bytes: f64,
 }
@@ -164,6 +166,7 @@ mod tests {
 
     const LIMITS: Limits = Limits {
         flop: 1e9,
+        flop_source: "given",
         bytes: 1e6,
     };
 

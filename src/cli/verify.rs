@@ -7,6 +7,7 @@ use clap::Args;
 use super::Outcome;
 use super::device::DeviceArguments;
 use crate::any_device::AnyDevice;
+use crate::cuda::probe::HOPPER;
 use crate::engine::session::Session;
 use crate::error::{Error, ExitCode, GoldenError};
 use crate::golden::flip::Flip;
@@ -61,6 +62,9 @@ impl Verify {
     fn one(&self, path: &Path, backend: AnyDevice) -> Outcome {
         let golden = GoldenFile::read(path)?;
         check_provable(path, &golden)?;
+        if let Some(note) = unproven(&golden.domain, &backend) {
+            super::output::note(format_args!("{}: {note}", path.display()));
+        }
         let recipe = Recipe::from_path(&recipe_beside(path)?)?;
         let flip = self.flip.as_ref();
         if let Some(flip) = flip {
@@ -127,6 +131,25 @@ fn check_provable(path: &Path, golden: &GoldenFile) -> Result<(), GoldenError> {
     }
 }
 
+/// What to say where a device has computed a domain that was never proven on its architecture.
+fn unproven(domain: &str, backend: &AnyDevice) -> Option<String> {
+    let AnyDevice::Cuda(cuda) = backend else {
+        return None;
+    };
+    let info = &cuda.device().info;
+    unproven_on(domain, info.capability).map(|why| format!("{} {why}", info.label()))
+}
+
+fn unproven_on(domain: &str, capability: (i32, i32)) -> Option<String> {
+    let narrow = Math::of_domain(domain).is_some_and(|math| !math.is_f32());
+    let (major, minor) = capability;
+    (narrow && capability != HOPPER).then(|| {
+        format!(
+            "has compute capability {major}.{minor}, on which {domain} is not proven: a difference may be the device's arithmetic"
+        )
+    })
+}
+
 fn print_cover(golden: &GoldenFile) {
     if let Some(last) = golden.steps.last() {
         say!("  root     {}", last.root);
@@ -159,6 +182,14 @@ fn leave_fresh(path: &Path, fresh: &GoldenFile) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_of_another_architecture_is_named_as_unproven() {
+        let note = unproven_on("bf16.sm90", (8, 0)).expect("another architecture");
+        assert!(note.contains("8.0") && note.contains("bf16.sm90"), "{note}");
+        assert_eq!(unproven_on("bf16.sm90", HOPPER), None);
+        assert_eq!(unproven_on("f32", (8, 0)), None);
+    }
 
     #[test]
     fn a_domain_that_this_build_cannot_produce_is_named() {

@@ -11,6 +11,7 @@ use cudarc::driver::{result, sys};
 
 use super::call::DeviceShape;
 use crate::error::DeviceError;
+use crate::shape::Math;
 
 /// The oldest CUDA version whose driver compiles the committed PTX.
 pub const OLDEST_CUDA: (i32, i32) = (12, 4);
@@ -182,6 +183,11 @@ fn describe(ordinal: i32, driver_cuda: (i32, i32)) -> Result<GpuInfo, DeviceErro
 }
 
 impl GpuInfo {
+    /// `cuda:N`.
+    pub fn label(&self) -> String {
+        format!("cuda:{}", self.ordinal)
+    }
+
     /// Checks that the kernels run on the device.
     ///
     /// # Errors
@@ -198,9 +204,21 @@ impl GpuInfo {
         })
     }
 
-    /// The f32 operations a second of 128 lanes a multiprocessor at the highest clock.
-    pub fn fma_peak(&self) -> f64 {
-        f64::from(self.multiprocessors) * 128.0 * 2.0 * self.clock_hz
+    /// The operations a second of products at the highest clock, a multiply-add counted as two: of 128 f32
+    /// lanes a multiprocessor, or of its tensor cores on dense operands (NVIDIA's whitepapers of the
+    /// architectures).
+    pub fn peak(&self, math: Math) -> f64 {
+        let tensor_cores = match self.capability {
+            (9, _) => 4096.0,
+            (8, 0) => 2048.0,
+            _ => 1024.0,
+        };
+        let per_clock = match math {
+            Math::F32 => 256.0,
+            Math::Tf32 => tensor_cores / 2.0,
+            Math::Bf16 | Math::F16 => tensor_cores,
+        };
+        f64::from(self.multiprocessors) * per_clock * self.clock_hz
     }
 }
 

@@ -170,6 +170,9 @@ impl Section {
     }
 }
 
+/// The compute capability whose tensor cores the contract describes.
+pub const HOPPER: (i32, i32) = (9, 0);
+
 /// What a device's instructions give.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeReport {
@@ -185,7 +188,7 @@ impl ProbeReport {
     pub fn proven(&self, kind: Kind) -> bool {
         let mut of_kind = self.sections.iter().filter(|s| s.kind == kind);
         let both = of_kind.clone().count() == 2;
-        self.capability == (9, 0) && both && of_kind.all(Section::holds)
+        self.capability == HOPPER && both && of_kind.all(Section::holds)
     }
 }
 
