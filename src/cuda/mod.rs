@@ -19,7 +19,7 @@ pub mod issue;
 mod launch;
 pub mod matmul;
 pub mod module;
-mod precision;
+pub mod precision;
 pub mod probe;
 pub mod probe_cases;
 pub mod products;
