@@ -66,6 +66,38 @@ fn staged_bytes(d_model: usize, warps: usize) -> usize {
     (2 * warps + 1) * d_model * 4
 }
 
+/// Rows of a block that serves rows alone, beside others that serve this many columns of the weight.
+const SPLIT_ROWS: usize = 8;
+const SPLIT_COLUMNS: usize = 8;
+/// The most pieces, tokens and elements for which these kinds of block are told apart: dh and r are then
+/// read twice, from the L2 cache, and a block reads its columns of all tokens.
+const SPLIT_PIECES: usize = 256;
+const SPLIT_TOKENS: usize = 2048;
+const SPLIT_ELEMENTS: usize = 1 << 21;
+
+/// Both gradients of a small call of aligned rows, by blocks that need nothing from each other.
+fn grad_split(op: &RmsNormGrad, call: &PlacedCall, cut: &Cut) -> Option<CallLaunches> {
+    let d = op.d_model;
+    let operands: Vec<Region> = call.reads.iter().chain(&call.writes).copied().collect();
+    let small = cut.tokens <= SPLIT_TOKENS && cut.tokens * d <= SPLIT_ELEMENTS;
+    let one_tree = cut.grains() == 1 && cut.pieces() <= SPLIT_PIECES;
+    // The chains read `rstd` by fours too.
+    if !(small && one_tree && aligned(d, &operands) && cut.piece.is_multiple_of(4)) {
+        return None;
+    }
+    let mut args: Vec<Arg> = operands.into_iter().map(Arg::Region).collect();
+    let add = usize::from(op.store == Store::Add);
+    args.extend(numbers([cut.tokens, cut.piece, d, add]));
+    let blocks = d.div_ceil(SPLIT_COLUMNS) + cut.tokens.div_ceil(SPLIT_ROWS);
+    let threads = number(32 * SPLIT_ROWS);
+    Some(one(
+        "rms_norm_grad_f32_split",
+        [blocks, 1],
+        [threads, 1],
+        args,
+    ))
+}
+
 /// The input gradient of every row and, where it is asked for, the weight gradient.
 pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let d = op.d_model;
@@ -91,6 +123,9 @@ pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLa
         return no_tokens(&[dweight]);
     }
     let cut = Cut::new(&op.sum);
+    if let Some(launches) = grad_split(op, call, &cut) {
+        return launches;
+    }
     let staged = staged_warps(d, cut.piece, device);
     let entry = match (staged.is_some(), quads) {
         (false, false) => "rms_norm_grad_f32",
