@@ -222,6 +222,14 @@ EMBED_GRAD(embed_grad_f32_grains_quads, true, true)
 __device__ constexpr unsigned ROW_THREADS = 128;
 __device__ constexpr unsigned ROW_TOKENS = 4096;
 
+/// Nothing, which takes 16 values at once: whoever orders instructions cannot move their loads behind it.
+__device__ __forceinline__ void all_loaded(float* x) {
+#ifndef BITSTEP_HOST
+    asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
+                 "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]), "+f"(x[12]), "+f"(x[13]), "+f"(x[14]), "+f"(x[15]));
+#endif
+}
+
 /// sum + the listed rows of dx, ascending; all N loads are under way together. `dx` is at the thread's column.
 template <int N>
 __device__ __forceinline__ float take_rows(const float* dx, const unsigned* list, unsigned d, float sum) {
@@ -233,20 +241,23 @@ __device__ __forceinline__ float take_rows(const float* dx, const unsigned* list
         x[i + 2] = dx[(size_t)t.z * d], x[i + 3] = dx[(size_t)t.w * d];
     }
 #pragma unroll
+    for (int i = 0; i < N; i += 16) all_loaded(x + i);
+#pragma unroll
     for (int i = 0; i < N; ++i) sum = __fadd_rn(sum, x[i]);
     return sum;
 }
 
-/// The same for fewer than N rows.
-template <int N>
+/// The same for n of at most 16 rows, at least one; in place of rows that are not there the first is read.
 __device__ __forceinline__ float take_last_rows(const float* dx, const unsigned* list, unsigned n, unsigned d, float sum) {
-    float x[N];
+    float x[16];
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-        if (i < n) x[i] = dx[(size_t)list[i] * d];
+    for (int i = 0; i < 16; ++i) x[i] = dx[(size_t)list[i < n ? i : 0] * d];
+    all_loaded(x);
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-        if (i < n) sum = __fadd_rn(sum, x[i]);
+    for (int i = 0; i < 16; ++i) {
+        const float more = __fadd_rn(sum, x[i]);
+        sum = i < n ? more : sum;
+    }
     return sum;
 }
 
@@ -309,7 +320,7 @@ embed_grad_f32_row(const int* __restrict__ ids, const float* __restrict__ dx, fl
     unsigned i = 0;
     for (; i + 64 <= n; i += 64) sum = take_rows<64>(dx, list + i, d, sum);
     for (; i + 16 <= n; i += 16) sum = take_rows<16>(dx, list + i, d, sum);
-    if (i < n) sum = take_last_rows<16>(dx, list + i, n - i, d, sum);
+    if (i < n) sum = take_last_rows(dx, list + i, n - i, d, sum);
     float* out = dtable + (size_t)id * d + column;
     *out = add != 0 ? __fadd_rn(*out, sum) : sum;
 }

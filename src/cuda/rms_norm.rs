@@ -151,6 +151,8 @@ pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::num::tree::TokenSum;
+    use crate::op::OpCall;
 
     #[test]
     fn rows_are_staged_while_two_blocks_fit() {
@@ -163,6 +165,47 @@ mod tests {
         assert_eq!(staged_warps(1024, 32, &device), Some(8));
         assert_eq!(staged_warps(64, 1, &device), Some(4));
         assert_eq!(staged_warps(4096, 32, &device), None);
+    }
+
+    /// The kernel of both gradients of a call over `tokens` rows, operands from `start` on.
+    fn grad_entry(tokens: usize, d_model: usize, start: usize) -> &'static str {
+        let op = RmsNormGrad {
+            d_model,
+            sum: TokenSum {
+                tokens,
+                grain: tokens,
+                piece: 32,
+            },
+            store: Store::Assign,
+            weight_grad: true,
+        };
+        let region = Region {
+            offset: start,
+            bytes: 64,
+        };
+        let call = PlacedCall {
+            reads: vec![region; 4],
+            writes: vec![region; 2],
+            call: OpCall {
+                op: op.clone().into(),
+                reads: Vec::new(),
+                writes: Vec::new(),
+            },
+        };
+        let device = DeviceShape {
+            multiprocessors: 132,
+            shared_bytes_per_block: 232_448,
+        };
+        grad(&op, &call, &device).launches[0].entry
+    }
+
+    #[test]
+    fn small_gradients_are_split_by_kind_and_large_ones_by_piece() {
+        assert_eq!(grad_entry(1024, 128, 0), "rms_norm_grad_f32_split");
+        assert_eq!(grad_entry(2048, 1024, 0), "rms_norm_grad_f32_split");
+        assert_eq!(grad_entry(1024, 128, 4), "rms_norm_grad_f32_staged");
+        assert_eq!(grad_entry(8192, 768, 0), "rms_norm_grad_f32_staged_quads");
+        assert_eq!(grad_entry(2048, 1028, 0), "rms_norm_grad_f32_staged_quads");
     }
 
     #[test]
