@@ -4,6 +4,9 @@
 // A block serves `rows` neighbouring ids and one chunk of columns. Its warps scan all positions once, each a
 // segment, and list those of the block's ids in ascending order; then each warp sums the rows that it owns,
 // or clears them where the sum is assigned. A segment whose list overflows is scanned again for each row.
+//
+// For few ids and one grain there is a kernel whose blocks serve one id and 128 columns each: no warp then
+// waits for the rows of another id.
 #include "contract.cuh"
 
 using namespace contract;
@@ -214,3 +217,110 @@ EMBED_GRAD(embed_grad_f32, false, false)
 EMBED_GRAD(embed_grad_f32_quads, true, false)
 EMBED_GRAD(embed_grad_f32_grains, false, true)
 EMBED_GRAD(embed_grad_f32_grains_quads, true, true)
+
+/// Threads of a block that serves one id, each a column, and the most positions it can list.
+__device__ constexpr unsigned ROW_THREADS = 128;
+__device__ constexpr unsigned ROW_TOKENS = 4096;
+
+/// Nothing, which takes 16 values at once: whoever orders instructions cannot move their loads behind it.
+__device__ __forceinline__ void all_loaded(float* x) {
+#ifndef BITSTEP_HOST
+    asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
+                 "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]), "+f"(x[12]), "+f"(x[13]), "+f"(x[14]), "+f"(x[15]));
+#endif
+}
+
+/// sum + the listed rows of dx, ascending; all N loads are under way together. `dx` is at the thread's column.
+template <int N>
+__device__ __forceinline__ float take_rows(const float* dx, const unsigned* list, unsigned d, float sum) {
+    float x[N];
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const uint4 t = *reinterpret_cast<const uint4*>(list + i);
+        x[i] = dx[(size_t)t.x * d], x[i + 1] = dx[(size_t)t.y * d];
+        x[i + 2] = dx[(size_t)t.z * d], x[i + 3] = dx[(size_t)t.w * d];
+    }
+#pragma unroll
+    for (int i = 0; i < N; i += 16) all_loaded(x + i);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum = __fadd_rn(sum, x[i]);
+    return sum;
+}
+
+/// The same for n of at most 16 rows, at least one; in place of rows that are not there the first is read.
+__device__ __forceinline__ float take_last_rows(const float* dx, const unsigned* list, unsigned n, unsigned d, float sum) {
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) x[i] = dx[(size_t)list[i < n ? i : 0] * d];
+    all_loaded(x);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const float more = __fadd_rn(sum, x[i]);
+        sum = i < n ? more : sum;
+    }
+    return sum;
+}
+
+/// Lists the positions of `id` in ascending order and counts them. Word w of `masks` has a bit for each of
+/// the positions from 32 w on.
+__device__ __forceinline__ unsigned list_positions(const int* ids, unsigned id, unsigned tokens, unsigned* masks,
+                                                   unsigned* list) {
+    constexpr unsigned WARPS_OF_ROW = ROW_THREADS / 32, TOGETHER = 8;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x & 31u;
+    const unsigned words = (tokens + 31) / 32;
+    for (unsigned base = warp; base < words; base += WARPS_OF_ROW * TOGETHER) {
+        unsigned found[TOGETHER];
+#pragma unroll
+        for (unsigned i = 0; i < TOGETHER; ++i) {
+            const unsigned t = (base + WARPS_OF_ROW * i) * 32 + lane;
+            found[i] = t < tokens ? (unsigned)ids[t] : 0xffffffffu;
+        }
+#pragma unroll
+        for (unsigned i = 0; i < TOGETHER; ++i) {
+            const unsigned mask = __ballot_sync(WHOLE_WARP, found[i] == id);
+            if (lane == 0 && base + WARPS_OF_ROW * i < words) masks[base + WARPS_OF_ROW * i] = mask;
+        }
+    }
+    __syncthreads();
+    unsigned n = 0;
+    for (unsigned first = 0; first < words; first += 32) {
+        // Every warp counts all words and lists its own.
+        const unsigned mask = first + lane < words ? masks[first + lane] : 0;
+        const unsigned count = __popc(mask);
+        unsigned end = count;
+#pragma unroll
+        for (unsigned step = 1; step < 32; step *= 2) {
+            const unsigned left = __shfl_up_sync(WHOLE_WARP, end, step);
+            if (lane >= step) end += left;
+        }
+        const unsigned start = n + end - count;
+#pragma unroll
+        for (unsigned i = 0; i < 32 / WARPS_OF_ROW; ++i) {
+            const unsigned word = warp + WARPS_OF_ROW * i;
+            const unsigned bits = __shfl_sync(WHOLE_WARP, mask, word);
+            const unsigned at = __shfl_sync(WHOLE_WARP, start, word) + __popc(bits & ((1u << lane) - 1));
+            if ((bits >> lane & 1u) != 0) list[at] = (first + word) * 32 + lane;
+        }
+        n += __shfl_sync(WHOLE_WARP, end, 31);
+    }
+    __syncthreads();
+    return n;
+}
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+embed_grad_f32_row(const int* __restrict__ ids, const float* __restrict__ dx, float* __restrict__ dtable,
+                   unsigned tokens, unsigned d, unsigned add) {
+    __shared__ unsigned masks[ROW_TOKENS / 32];
+    __shared__ __align__(16) unsigned list[ROW_TOKENS];
+    const unsigned id = blockIdx.x, column = blockIdx.y * ROW_THREADS + threadIdx.x;
+    const unsigned n = list_positions(ids, id, tokens, masks, list);
+    if (column >= d || (n == 0 && add != 0)) return;
+    dx += column;
+    float sum = 0.0f;
+    unsigned i = 0;
+    for (; i + 64 <= n; i += 64) sum = take_rows<64>(dx, list + i, d, sum);
+    for (; i + 16 <= n; i += 16) sum = take_rows<16>(dx, list + i, d, sum);
+    if (i < n) sum = take_last_rows(dx, list + i, n - i, d, sum);
+    float* out = dtable + (size_t)id * d + column;
+    *out = add != 0 ? __fadd_rn(*out, sum) : sum;
+}

@@ -6,6 +6,16 @@ struct Cut {
     unsigned tokens, grain, piece;
     // Pieces of a whole grain, and of all grains.
     unsigned pieces_of_grain, pieces;
+
+    // The first token of a piece, and how many it has.
+    __device__ __forceinline__ size_t start(unsigned p) const {
+        return (size_t)(p / pieces_of_grain) * grain + (size_t)(p % pieces_of_grain) * piece;
+    }
+    __device__ __forceinline__ unsigned terms(unsigned p) const {
+        const size_t first = start(p), grain_end = (size_t)(p / pieces_of_grain + 1) * grain;
+        const size_t end = grain_end < tokens ? grain_end : tokens;
+        return first < end ? (unsigned)(end - first < piece ? end - first : piece) : 0;
+    }
 };
 
 __device__ __forceinline__ float sum(float a, float b) { return __fadd_rn(a, b); }
@@ -14,13 +24,8 @@ __device__ __forceinline__ float4 sum(float4 a, float4 b) {
 }
 
 // The tree over 1 to 8 leaves: the largest power of two below n on the left is folding neighbours level by
-// level, an odd last one kept. Other blocks wrote the leaves, so the loads pass L1 by.
-template <class T> __device__ __forceinline__ T fold_eight(const T* leaves, size_t stride, unsigned n) {
-    T v[8];
-#pragma unroll
-    for (unsigned i = 0; i < 8; ++i) {
-        if (i < n) v[i] = __ldcg(leaves + i * stride);
-    }
+// level, an odd last one kept.
+template <class T> __device__ __forceinline__ T fold_held(T (&v)[8], unsigned n) {
 #pragma unroll
     for (unsigned half = 1; half < 8; half *= 2) {
 #pragma unroll
@@ -29,6 +34,16 @@ template <class T> __device__ __forceinline__ T fold_eight(const T* leaves, size
         }
     }
     return v[0];
+}
+
+// The same over leaves in memory. Other blocks wrote them, so the loads pass L1 by.
+template <class T> __device__ __forceinline__ T fold_eight(const T* leaves, size_t stride, unsigned n) {
+    T v[8];
+#pragma unroll
+    for (unsigned i = 0; i < 8; ++i) {
+        if (i < n) v[i] = __ldcg(leaves + i * stride);
+    }
+    return fold_held(v, n);
 }
 
 // The tree over any number of leaves, eight at a time; the leaves are overwritten.

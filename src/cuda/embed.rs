@@ -34,8 +34,35 @@ const BLOCKS: usize = 1024;
 /// Pairs of an id and 128 columns above which columns are served by fours.
 const MANY_ROWS: usize = 4096;
 
+/// Columns of a block that serves one id.
+const ROW_COLUMNS: usize = 128;
+/// The most positions that such a block lists, and the most blocks of which each scans all positions.
+const ROW_TOKENS: usize = 4096;
+const ROW_BLOCKS: usize = 1024;
+
+/// The gradient with a block for each id and 128 columns, where these are few.
+fn grad_by_rows(op: &EmbedGrad, call: &PlacedCall) -> Option<CallLaunches> {
+    let (tokens, d) = (op.sum.tokens, op.d_model);
+    let grid = [op.vocab_size, d.div_ceil(ROW_COLUMNS)];
+    let one_grain = op.sum.grain >= tokens;
+    if !one_grain || tokens > ROW_TOKENS || grid[0] * grid[1] > ROW_BLOCKS {
+        return None;
+    }
+    let mut args = regions([call.reads[0], call.reads[1], call.writes[0]]).to_vec();
+    args.extend(numbers([tokens, d, usize::from(op.store == Store::Add)]));
+    Some(one(
+        "embed_grad_f32_row",
+        grid,
+        [number(ROW_COLUMNS), 1],
+        args,
+    ))
+}
+
 /// `dtable[v] (+)= Σ dx[t]` over the positions of `v`.
 pub fn grad(op: &EmbedGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
+    if let Some(launches) = grad_by_rows(op, call) {
+        return launches;
+    }
     let (ids, dx, dtable) = (call.reads[0], call.reads[1], call.writes[0]);
     let (tokens, d) = (op.sum.tokens, op.d_model);
     let grain = op.sum.grain.clamp(1, tokens.max(1));

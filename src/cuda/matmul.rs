@@ -5,16 +5,28 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::matmul_tensor as tensor;
+use super::pieces::{WeightTiles, pieces};
+use super::rows::{number, numbers, one, regions};
 use crate::layout::{PlacedCall, Region};
-use crate::num::tree::TokenSum;
 use crate::op::Store;
 use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
 
-/// Where the partial sums begin is a multiple of this many bytes of the workspace.
-const PARTIALS_ALIGNMENT: usize = 256;
-
 /// Floats that pad a row of shared memory whose terms are written transposed.
 const PAD_FLOATS: usize = 4;
+
+/// Tiles of which a block computes all pieces, a warp a piece: kernel, rows and columns, and the cycles for
+/// a term of four warps, one for each scheduler of a multiprocessor.
+const WHOLE: [(&str, [usize; 2], usize); 3] = [
+    ("matmul_grad_weight_f32_whole_24x32", [24, 32], 35),
+    ("matmul_grad_weight_f32_whole_16x32", [16, 32], 22),
+    ("matmul_grad_weight_f32_whole_16x16", [16, 16], 15),
+];
+
+/// Terms that such a warp has in shared memory.
+const WHOLE_TERMS: usize = 64;
+
+/// Cycles in which blocks leave their pieces, count themselves in, and the last ones fold.
+const FOLD_CYCLES: usize = 4000;
 
 /// Threads of a block that folds whole products.
 const FOLD_THREADS: u32 = 256;
@@ -109,16 +121,40 @@ impl Work {
         2 * tile.stage_terms(self.vectors) * floats_of_term * size_of::<f32>()
     }
 
+    /// Cycles for one term of all tiles of the busiest multiprocessor.
+    fn cycles(&self, tile: Tile, device: &DeviceShape) -> usize {
+        let multiprocessors = device.multiprocessors.max(1) as usize;
+        match (self.tiles(tile) * self.pieces).div_ceil(multiprocessors) {
+            0 | 1 => tile.cycles_alone(),
+            blocks => blocks * tile.cycles(),
+        }
+    }
+
+    /// The launch in pieces of `terms` with all pieces of a tile in one block, if a block a multiprocessor
+    /// is enough for that and a split into a block a piece would take longer.
+    fn whole(&self, terms: usize, device: &DeviceShape) -> Option<KernelLaunch> {
+        let tiles = |[rows, columns]: [usize; 2]| self.m.div_ceil(rows) * self.n.div_ceil(columns);
+        let fits = |extents| tiles(extents) <= device.multiprocessors as usize;
+        let all = WHOLE.into_iter().filter(|&(_, extents, _)| fits(extents));
+        let (entry, extents, cycles) = all.min_by_key(|&(.., cycles)| cycles)?;
+        let split = self.cycles(self.tile(device), device) * terms + FOLD_CYCLES;
+        let fast = cycles * self.pieces.div_ceil(4) * terms < split;
+        let floats = self.pieces * WHOLE_TERMS * (extents[0] + extents[1]);
+        let shared = floats * size_of::<f32>();
+        let possible = self.vectors && (2..=8).contains(&self.pieces);
+        let launch = || KernelLaunch {
+            entry,
+            grid: [number(tiles(extents)), 1, 1],
+            block: [number(32 * self.pieces), 1, 1],
+            shared_bytes: number(shared),
+            args: Vec::new(),
+        };
+        (possible && fast && shared <= device.shared_bytes_per_block as usize).then(launch)
+    }
+
     /// The tile with which the busiest multiprocessor is done first; the larger of two equals.
     fn tile(&self, device: &DeviceShape) -> Tile {
-        let multiprocessors = device.multiprocessors.max(1) as usize;
-        let cycles = |tile: &Tile| {
-            let blocks = (self.tiles(*tile) * self.pieces).div_ceil(multiprocessors);
-            match blocks {
-                0 | 1 => tile.cycles_alone(),
-                _ => blocks * tile.cycles(),
-            }
-        };
+        let cycles = |tile: &Tile| self.cycles(*tile, device);
         // Operands that only 4-byte accesses reach are rare: they have kernels at both ends alone.
         let tiles = Tile::ALL
             .into_iter()
@@ -182,9 +218,9 @@ fn launch(entries: &Entries, work: &Work, tile: Tile, args: Vec<Arg>) -> KernelL
     let blocks = work.tiles(tile) * work.pieces;
     KernelLaunch {
         entry: entries.get(tile, work.vectors),
-        grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+        grid: [number(blocks), 1, 1],
         block: [tile.threads(), 1, 1],
-        shared_bytes: u32::try_from(work.shared_bytes(tile)).unwrap_or(u32::MAX),
+        shared_bytes: number(work.shared_bytes(tile)),
         args,
     }
 }
@@ -214,16 +250,9 @@ pub fn forward(op: &Matmul, call: &PlacedCall, device: &DeviceShape) -> CallLaun
     }
     // Without a bias the kernel reads none; the argument must still be an address.
     let bias = call.reads.get(2).copied().filter(|_| op.bias);
-    let args = vec![
-        Arg::Region(x),
-        Arg::Region(weight),
-        Arg::Region(bias.unwrap_or(y)),
-        Arg::Region(y),
-        word(op.rows),
-        word(op.n_in),
-        word(op.n_out),
-        Arg::U32(u32::from(bias.is_some())),
-    ];
+    let mut args = regions([x, weight, bias.unwrap_or(y), y]).to_vec();
+    let biased = usize::from(bias.is_some());
+    args.extend(numbers([op.rows, op.n_in, op.n_out, biased]));
     one_launch(launch(&Entries::FORWARD, &work, work.tile(device), args))
 }
 
@@ -243,39 +272,46 @@ pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape)
     if op.rows == 0 || op.n_in == 0 {
         return CallLaunches::default();
     }
-    let args = vec![
-        Arg::Region(dy),
-        Arg::Region(weight),
-        Arg::Region(call.writes[0]),
-        word(op.rows),
-        word(op.n_in),
-        word(op.n_out),
-    ];
+    let mut args = regions([dy, weight, call.writes[0]]).to_vec();
+    args.extend(numbers([op.rows, op.n_in, op.n_out]));
     one_launch(launch(&Entries::GRAD_INPUT, &work, work.tile(device), args))
 }
 
-/// Pieces of a whole grain, and of all grains; one of each where there are no tokens, so that the
-/// output is still written.
-pub(super) fn pieces(sum: &TokenSum) -> [usize; 2] {
-    let grain = sum.grain.clamp(1, sum.tokens.max(1));
-    [grain.div_ceil(sum.piece.max(1)), sum.pieces().max(1)]
-}
-
 /// `dweight (+)= dyᵀ · x`, cut into pieces and grains; reads dy, x, writes dweight.
+///
+/// Where a block computes all pieces of a tile there is no workspace.
 pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     if let Some(kind) = tensor::kind_of(op.math) {
         return tensor::grad_weight(op, kind, (call, device));
     }
     let (dy, x) = (call.reads[0], call.reads[1]);
+    let [pieces_of_grain, pieces] = pieces(&op.sum);
     let work = Work {
         m: op.n_out,
         n: op.n_in,
-        pieces: pieces(&op.sum)[1],
+        pieces,
         vectors: by_vectors(dy, op.n_out) && by_vectors(x, op.n_in),
         transposed: 0,
     };
     if op.n_out == 0 || op.n_in == 0 {
         return CallLaunches::default();
+    }
+    // Otherwise the pieces of a grain and the grains are not one tree.
+    let one_tree = pieces <= pieces_of_grain || pieces_of_grain.is_power_of_two();
+    let terms = op.sum.piece.min(op.sum.grain);
+    if let Some(mut launch) = work.whole(terms, device).filter(|_| one_tree) {
+        launch.args = regions([dy, x, call.writes[0]]).to_vec();
+        launch.args.extend(numbers([
+            op.n_in,
+            op.n_out,
+            op.sum.tokens,
+            op.sum.grain.max(1),
+            op.sum.piece.max(1),
+            pieces_of_grain,
+            pieces,
+            usize::from(op.store == Store::Add),
+        ]));
+        return one_launch(launch);
     }
     let tile = work.tile(device);
     let tiles = WeightTiles {
@@ -285,55 +321,6 @@ pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShap
     tiles.launches(op, call, |args| {
         launch(&Entries::GRAD_WEIGHT, &work, tile, args)
     })
-}
-
-/// The tiles of a weight gradient, each of as many outputs.
-pub(super) struct WeightTiles {
-    pub tiles: usize,
-    pub outputs: usize,
-}
-
-impl WeightTiles {
-    /// The launch that `launch` makes of the arguments all kernels of weight gradients take.
-    ///
-    /// With more than one piece the workspace holds an arrival counter a tile, then the partial tiles.
-    pub fn launches(
-        &self,
-        op: &MatmulGradWeight,
-        call: &PlacedCall,
-        launch: impl Fn(Vec<Arg>) -> KernelLaunch,
-    ) -> CallLaunches {
-        let [pieces_of_grain, pieces] = pieces(&op.sum);
-        let counters = (self.tiles * size_of::<u32>()).next_multiple_of(PARTIALS_ALIGNMENT);
-        // A single piece goes straight to its place; the arguments must still be addresses.
-        let dweight = Arg::Region(call.writes[0]);
-        let workspace = |offset| match pieces {
-            1 => dweight,
-            _ => Arg::Workspace { offset },
-        };
-        let args = vec![
-            Arg::Region(call.reads[0]),
-            Arg::Region(call.reads[1]),
-            dweight,
-            workspace(0),
-            workspace(counters),
-            word(op.n_in),
-            word(op.n_out),
-            word(op.sum.tokens),
-            word(op.sum.grain.max(1)),
-            word(op.sum.piece.max(1)),
-            word(pieces_of_grain),
-            word(pieces),
-            Arg::U32(u32::from(op.store == Store::Add)),
-        ];
-        let mut launches = one_launch(launch(args));
-        if pieces > 1 {
-            let partials = self.tiles * pieces * self.outputs * size_of::<f32>();
-            launches.zeroed_bytes = counters;
-            launches.workspace_bytes = counters + partials;
-        }
-        launches
-    }
 }
 
 /// Folds the products of the pieces that stand one after another, each `[n_out, n_in]`, at the
@@ -349,30 +336,20 @@ pub fn fold(op: &MatmulGradWeight, call: &PlacedCall, _: &DeviceShape) -> CallLa
         true => ("matmul_grad_weight_f32_fold", outputs / 4),
         false => ("matmul_grad_weight_f32_fold_any", outputs),
     };
+    let mut args = vec![Arg::Workspace { offset: 0 }, Arg::Region(dweight)];
+    let add = usize::from(op.store == Store::Add);
+    args.extend(numbers([elements, pieces_of_grain, pieces, add]));
     let blocks = elements.div_ceil(FOLD_THREADS as usize);
     CallLaunches {
-        launches: vec![KernelLaunch {
-            entry,
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
-            block: [FOLD_THREADS, 1, 1],
-            shared_bytes: 0,
-            args: vec![
-                Arg::Workspace { offset: 0 },
-                Arg::Region(dweight),
-                word(elements),
-                word(pieces_of_grain),
-                word(pieces),
-                Arg::U32(u32::from(op.store == Store::Add)),
-            ],
-        }],
         workspace_bytes: pieces * outputs * size_of::<f32>(),
-        zeroed_bytes: 0,
+        ..one(entry, [blocks, 1], [FOLD_THREADS, 1], args)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::num::tree::TokenSum;
     use crate::op::{Op, OpCall};
     use crate::shape::Math;
 
@@ -459,18 +436,40 @@ mod tests {
 
     #[test]
     fn the_workspace_holds_a_counter_a_tile_and_all_partials() {
-        let op = weight_op(1024, 1024, 128);
+        let op = weight_op(2048, 2048, 128);
         let made = grad_weight(&op, &placed(op.clone(), 0), &H200);
         let [launch] = &made.launches[..] else {
             panic!("{} launches", made.launches.len());
         };
-        let tiles = launch.grid[0] as usize / 8;
+        let tiles = launch.grid[0] as usize / 16;
         assert_eq!(made.zeroed_bytes, (4 * tiles).next_multiple_of(256));
         let partials = made.workspace_bytes - made.zeroed_bytes;
-        assert_eq!(partials, 8 * 384 * 128 * 4);
+        assert_eq!(partials, 16 * 384 * 128 * 4);
         let whole = weight_op(1024, 1024, 1024);
         let made = grad_weight(&whole, &placed(whole.clone(), 0), &H200);
         assert_eq!((made.workspace_bytes, made.zeroed_bytes), (0, 0));
+    }
+
+    #[test]
+    fn a_block_folds_all_pieces_of_small_outputs_alone() {
+        let made = |n_in, n_out, start| {
+            let op = MatmulGradWeight {
+                n_in,
+                n_out,
+                ..weight_op(1024, 1024, 128)
+            };
+            let launches = grad_weight(&op, &placed(op.clone(), start), &H200).launches;
+            let kernel = launches[0]
+                .entry
+                .trim_start_matches("matmul_grad_weight_f32_");
+            (kernel, launches[0].grid[0])
+        };
+        assert_eq!(made(128, 768, 0), ("whole_24x32", 128));
+        assert_eq!(made(128, 384, 0), ("whole_16x32", 96));
+        assert_eq!(made(128, 256, 0), ("whole_16x16", 128));
+        assert_eq!(made(128, 128, 0), ("whole_16x16", 64));
+        assert_eq!(made(128, 128, 4).0, "32x32_any");
+        assert_eq!(made(768, 2048, 0).0, "128x128");
     }
 
     #[test]

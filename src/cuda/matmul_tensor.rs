@@ -4,7 +4,8 @@
 //! A kernel computes whole chains of steps, so the choice of a tile changes no bit.
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
-use super::matmul::{WeightTiles, one_launch, word};
+use super::matmul::{one_launch, word};
+use super::pieces::{WeightTiles, pieces};
 use crate::layout::{PlacedCall, Region};
 use crate::num::tensor_step::Kind;
 use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
@@ -258,7 +259,7 @@ pub(super) fn grad_weight(
         pieces: 1,
         vectors: by_vectors(op.math, dy, op.n_out) && by_vectors(op.math, x, op.n_in),
     };
-    work.pieces = super::matmul::pieces(&op.sum)[1];
+    work.pieces = pieces(&op.sum)[1];
     let tile = work.tile(device);
     let tiles = WeightTiles {
         tiles: work.tiles(tile),

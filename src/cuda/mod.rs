@@ -21,6 +21,7 @@ mod launch;
 pub mod matmul;
 mod matmul_tensor;
 pub mod module;
+mod pieces;
 pub mod precision;
 pub mod probe;
 pub mod probe_cases;

@@ -69,6 +69,39 @@ fn staged_bytes(d_model: usize, warps: usize) -> usize {
     (2 * warps + 1) * d_model * 4
 }
 
+/// Rows of a block that serves rows alone, beside others that serve this many columns of the weight.
+const SPLIT_ROWS: usize = 8;
+const SPLIT_COLUMNS: usize = 8;
+/// The most pieces, tokens and elements for which these kinds of block are told apart: dh and r are then
+/// read twice, from the L2 cache, and a block reads its columns of all tokens.
+const SPLIT_PIECES: usize = 256;
+const SPLIT_TOKENS: usize = 2048;
+const SPLIT_ELEMENTS: usize = 1 << 21;
+
+/// Both gradients of a small call of aligned rows, by blocks that need nothing from each other.
+fn grad_split(op: &RmsNormGrad, call: &PlacedCall) -> Option<CallLaunches> {
+    let (d, cut) = (op.d_model, Cut::new(&op.sum));
+    let wide = op.math.storage() == DType::F32;
+    let operands: Vec<Region> = call.reads.iter().chain(&call.writes).copied().collect();
+    let small = cut.tokens <= SPLIT_TOKENS && cut.tokens * d <= SPLIT_ELEMENTS;
+    let one_tree = cut.grains() == 1 && cut.pieces() <= SPLIT_PIECES;
+    // The chains read `rstd` by fours too.
+    if !(wide && small && one_tree && aligned(d, &operands) && cut.piece.is_multiple_of(4)) {
+        return None;
+    }
+    let mut args: Vec<Arg> = operands.into_iter().map(Arg::Region).collect();
+    let add = usize::from(op.store == Store::Add);
+    args.extend(numbers([cut.tokens, cut.piece, d, add]));
+    let blocks = d.div_ceil(SPLIT_COLUMNS) + cut.tokens.div_ceil(SPLIT_ROWS);
+    let threads = number(32 * SPLIT_ROWS);
+    Some(one(
+        "rms_norm_grad_f32_split",
+        [blocks, 1],
+        [threads, 1],
+        args,
+    ))
+}
+
 /// The input gradient of every row and, where it is asked for, the weight gradient. The kernels of narrow
 /// activations take what the f32 ones take, and where the copy of the gradient goes.
 pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
@@ -99,6 +132,9 @@ pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLa
     let dweight = call.writes[1 + usize::from(op.delta_grad)];
     if op.sum.tokens == 0 {
         return no_tokens(&[dweight]);
+    }
+    if let Some(launches) = grad_split(op, call) {
+        return launches;
     }
     args.push(Arg::Region(dweight));
     weight_grad(op, (quads, flags), args, device)
@@ -136,6 +172,8 @@ fn weight_grad(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::num::tree::TokenSum;
+    use crate::op::OpCall;
     use crate::shape::Math;
 
     #[test]
@@ -149,6 +187,49 @@ mod tests {
         assert_eq!(staged_warps(1024, 32, &device), Some(8));
         assert_eq!(staged_warps(64, 1, &device), Some(4));
         assert_eq!(staged_warps(4096, 32, &device), None);
+    }
+
+    /// The kernel of both gradients of a call over `tokens` rows, operands from `start` on.
+    fn grad_entry(tokens: usize, d_model: usize, start: usize) -> &'static str {
+        let op = RmsNormGrad {
+            d_model,
+            sum: TokenSum {
+                tokens,
+                grain: tokens,
+                piece: 32,
+            },
+            store: Store::Assign,
+            weight_grad: true,
+            delta_grad: false,
+            math: Math::F32,
+        };
+        let region = Region {
+            offset: start,
+            bytes: 64,
+        };
+        let call = PlacedCall {
+            reads: vec![region; 4],
+            writes: vec![region; 2],
+            call: OpCall {
+                op: op.clone().into(),
+                reads: Vec::new(),
+                writes: Vec::new(),
+            },
+        };
+        let device = DeviceShape {
+            multiprocessors: 132,
+            shared_bytes_per_block: 232_448,
+        };
+        grad(&op, &call, &device).launches[0].entry
+    }
+
+    #[test]
+    fn small_gradients_are_split_by_kind_and_large_ones_by_piece() {
+        assert_eq!(grad_entry(1024, 128, 0), "rms_norm_grad_f32_split");
+        assert_eq!(grad_entry(2048, 1024, 0), "rms_norm_grad_f32_split");
+        assert_eq!(grad_entry(1024, 128, 4), "rms_norm_grad_f32_staged");
+        assert_eq!(grad_entry(8192, 768, 0), "rms_norm_grad_f32_staged_quads");
+        assert_eq!(grad_entry(2048, 1028, 0), "rms_norm_grad_f32_staged_quads");
     }
 
     #[test]
