@@ -4,7 +4,7 @@
 //! scales each product so that one is the last bit kept, cuts it by conversion to an integer, and sums the
 //! integers: all of it exact, so that lanes, paths and blocks decide no bit.
 
-use crate::num::tensor_model::{LEAST_EXPONENT, StepModel};
+use crate::num::tensor_model::{LEAST_EXPONENT, StepModel, ZERO_ACCUMULATOR};
 use crate::num::tensor_step::Kind;
 
 /// Outputs that a tile computes side by side.
@@ -157,6 +157,7 @@ fn split(x: f32) -> (f32, i32) {
     let one = f32::from_bits(bits & 0x8000_0000 | 0x3f80_0000);
     let normal = f32::from_bits(bits & 0x807f_ffff | 0x3f80_0000);
     match field {
+        0 if x == 0.0 => (0.0, ZERO_ACCUMULATOR),
         0 => (normal - one, LEAST_EXPONENT),
         _ => (normal, field - 127),
     }
@@ -188,7 +189,7 @@ fn round(products: i32, start: i32, unit: i32) -> f32 {
     let rounded = nearest.to_bits().wrapping_sub(went_up);
     let field = (rounded >> 23) as i32 + unit;
     let normal = (rounded as i32).wrapping_add(unit.wrapping_shl(23)) as u32;
-    // In units of the least subnormal number, 2^-149; the exponent -126 has two bits below it.
+    // In units of the least subnormal number, 2^-149; what is aligned lower is cut at it.
     let up = unit + 149;
     let subnormal = match up < 0 {
         true => size >> (-up as u32 & 31),

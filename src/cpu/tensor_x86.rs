@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use crate::cpu::tensor_tile::{
     FIELD_OF_ONE, FRACTION_BITS, Factor, FactorLine, LANES, LEAST_SCALE, Panel,
 };
+use crate::num::tensor_model::ZERO_ACCUMULATOR;
 use crate::num::tensor_step::Kind;
 
 /// Defines the functions that name one instruction each, so that one text serves both widths.
@@ -130,6 +131,8 @@ macro_rules! kernel {
             let subnormal = sub_f(normal, from_bits(one));
             let own = if_greater(splat(1), field, bits(subnormal), bits(normal));
             let exponent = sub(max(field, splat(1)), splat(127));
+            let size = and(bits_of, splat(i32::MAX));
+            let exponent = if_greater(size, splat(0), exponent, splat(ZERO_ACCUMULATOR));
             let mut exponents = [exponent; K];
             let mut largest = exponent;
             for p in 0..K {

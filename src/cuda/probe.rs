@@ -54,7 +54,7 @@ impl Instruction {
 }
 
 /// The contract's model and others, each with what is different in it.
-pub fn models() -> [(&'static str, StepModel); 17] {
+pub fn models() -> [(&'static str, StepModel); 18] {
     let with = |change: fn(&mut StepModel)| {
         let mut model = StepModel::HOPPER;
         change(&mut model);
@@ -78,6 +78,10 @@ pub fn models() -> [(&'static str, StepModel); 17] {
         (
             "no least exponent of alignment",
             with(|m| m.floor = Floor::None),
+        ),
+        (
+            "an accumulator of zero at -126",
+            with(|m| m.floor = Floor::OfZero(-126)),
         ),
         (
             "subnormal factors are zero",

@@ -13,6 +13,9 @@ use crate::num::tensor_step::Kind;
 /// The exponent of the least normal number of binary32, and of its subnormal numbers.
 pub const LEAST_EXPONENT: i32 = -126;
 
+/// The exponent at which an accumulator of zero stands. Products of less are cut at it.
+pub const ZERO_ACCUMULATOR: i32 = -133;
+
 /// The canonical NaN: a step whose result is not a number gives these bits whatever the device stores.
 pub const NAN: f32 = f32::from_bits(0x7fc0_0000);
 
@@ -28,8 +31,8 @@ pub enum ZeroProduct {
 /// The least exponent that terms are aligned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Floor {
-    /// That of the accumulator's format, -126, whatever the terms are.
-    LeastExponent,
+    /// That of an accumulator of zero, whatever the products are.
+    OfZero(i32),
     /// None: an accumulator of zero is absent like a product of zero.
     None,
 }
@@ -110,7 +113,7 @@ impl StepModel {
         fraction_bits: 25,
         fused: 16,
         zero_product: ZeroProduct::Absent,
-        floor: Floor::LeastExponent,
+        floor: Floor::OfZero(ZERO_ACCUMULATOR),
         factors: Subnormals::Kept,
         accumulator: Subnormals::Kept,
         results: Subnormals::Kept,
@@ -135,7 +138,8 @@ impl StepModel {
         }
         let (acc_exponent, acc_size) = self.split(acc, LEAST_EXPONENT, self.accumulator);
         let mut largest = match self.floor {
-            Floor::LeastExponent => acc_exponent.max(LEAST_EXPONENT),
+            Floor::OfZero(least) if acc_size == 0 => least,
+            Floor::OfZero(_) => acc_exponent,
             Floor::None if acc_size == 0 => i32::MIN,
             Floor::None => acc_exponent,
         };

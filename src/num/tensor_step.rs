@@ -7,7 +7,7 @@
 //!    (-126 for bf16 and tf32, -14 for f16) and a significand below 1. A product is exact, its exponent the
 //!    sum of its factors' exponents; it is not normalised, so its significand lies below 4.
 //! 2. All terms are aligned to the largest exponent E of the accumulator and of the products that are not
-//!    zero, at least -126, and cut toward zero to multiples of `2^(E - 25)`.
+//!    zero, and cut toward zero to multiples of `2^(E - 25)`. An accumulator of zero has the exponent -133.
 //! 3. The cut terms are summed exactly, and the sum is cut toward zero to binary32, subnormal numbers
 //!    included.
 //!
@@ -15,7 +15,7 @@
 //! |---|---|---|
 //! | normal numbers, 25 bits, one sum over all K, rounding toward zero | as above | measured |
 //! | a product with a zero factor | absent: it moves no exponent | the probe |
-//! | an accumulator of zero | aligned at -126, so it moves no exponent above that | the probe |
+//! | an accumulator of zero | aligned at -133, so it moves no exponent above that | the probe |
 //! | subnormal factors, accumulators and results | kept, as in 1 to 3 | the probe |
 //! | a sum of zero, by cancellation or from zeros of any sign | `+0.0` | the probe |
 //! | a sum of at least `2^128` | the infinity of its sign | the probe |

@@ -40,7 +40,11 @@ fn by_doubles(kind: Kind, acc: f32, a: &[f32], b: &[f32]) -> f32 {
         e.max(least)
     };
     let least = kind.least_exponent();
-    let mut largest = exponent(acc, -126);
+    let mut largest = if acc == 0.0 {
+        -133
+    } else {
+        exponent(acc, -126)
+    };
     for (&x, &y) in a.iter().zip(b).filter(|&(&x, &y)| x != 0.0 && y != 0.0) {
         largest = largest.max(exponent(x, least) + exponent(y, least));
     }
@@ -266,10 +270,13 @@ fn each_other_model_differs_where_it_should() {
     huge.huge_product = HugeProduct::Infinite;
     let f16 = Kind::F16;
     let (far, pair) = ([power(127); 2], [power(127), -power(127)]);
+    // One product just below 2^-149, and 15 that lift it there together but are cut singly at 2^-158.
+    let mut below_zero = [[1.125 * power(-80); 16], [power(-79); 16]];
+    (below_zero[0][0], below_zero[1][0]) = (63.0 * power(-80), power(-75));
     let others: [Other; 9] = [
         (huge, Kind::Bf16, 0.0, &far, &pair),
         (aligns, f16, power(-25), &[0.0], &[power(15)]),
-        (floor, Kind::Bf16, 0.0, &[power(-75); 8], &[power(-77); 8]),
+        (floor, Kind::Bf16, 0.0, &below_zero[0], &below_zero[1]),
         (factors, f16, 0.0, &[power(-24)], &[1.0]),
         (normalised, f16, power(-54), &[power(-24)], &[power(-14)]),
         (accumulator, f16, tiny, &[0.0], &[1.0]),
