@@ -152,6 +152,9 @@ def measure(arguments, mode):
     first_ms = (time.perf_counter() - START) * 1e3
     for _ in range(WARMUP):
         launch()
+    if step.cuda:
+        torch.cuda.synchronize()
+    time.sleep(max(0.0, arguments.start_at - time.time()))
     wall = wall_times(step, launch, arguments.steps)
     times = device_times(step, launch, arguments.steps) if step.cuda else wall
     last = step.loss.item()
@@ -174,6 +177,10 @@ def read_arguments():
     parser.add_argument("--mode", nargs="+", choices=("eager", "graph", "compiled"))
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--start-at", type=float, default=0.0, metavar="SECONDS",
+        help="time nothing before this Unix time: peers that compile side by side are timed in turn",
+    )
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

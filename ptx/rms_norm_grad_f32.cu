@@ -34,28 +34,14 @@ __device__ __forceinline__ void for_row(unsigned d, Step step) {
     else for_strided(d, step);
 }
 
-/// Asks for a row of d floats to be brought to the L2 cache.
-__device__ __forceinline__ void prefetch_row(const float* row, unsigned d) {
-#ifndef BITSTEP_HOST
-    for (unsigned i = 32 * (threadIdx.x & 31u); i < d; i += 1024)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i));
-#endif
-}
-
-/// Starts to bring dh and r of a row to shared memory, each thread what it steps over itself; `next` is the
-/// row that this warp serves afterwards, below `end`.
-__device__ __forceinline__ void stage_row(const Params& p, unsigned t, unsigned next, unsigned end, float* dh_row,
-                                          float* x_row) {
+/// Starts to bring dh and r of a row to shared memory, each thread what it steps over itself.
+__device__ __forceinline__ void stage_row(const Params& p, unsigned t, float* dh_row, float* x_row) {
     const size_t start = (size_t)t * p.d;
     for_quads(p.d, [&](unsigned i, int) {
         copy_async_16(dh_row + i, p.dh + start + i, true);
         copy_async_16(x_row + i, p.r + start + i, true);
     });
     copy_async_commit();
-    if (p.add != 0) prefetch_row(p.dr + start, p.d);
-    if (next >= end) return;
-    prefetch_row(p.dh + (size_t)next * p.d, p.d);
-    prefetch_row(p.r + (size_t)next * p.d, p.d);
 }
 
 /// The input gradient of row t by one warp; with STAGED, dh and x of the row go to shared memory, where with
@@ -143,7 +129,7 @@ __device__ __forceinline__ void rows_and_weight(const Params& p) {
         if (warp < n) {
             float *dh_row = dh_rows + warp * p.d, *x_row = x_rows + warp * p.d;
             if (QUADS && STAGED) {
-                stage_row(p, start + warp, start + warps + warp, end, dh_row, x_row);
+                stage_row(p, start + warp, dh_row, x_row);
                 copy_async_wait<0>();
             }
             row_gradient<QUADS, STAGED>(p, start + warp, dh_row, x_row);
