@@ -202,6 +202,16 @@ impl PrecisionSection {
 pub struct CheckpointSection {
     /// Whether the run ends by writing a model folder.
     pub save_model: bool,
+    /// A checkpoint is saved after every so many steps and after the last; never when absent. Like
+    /// the two keys below it is part of the canonical text only where it is written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<u64>,
+    /// Only so many of the newest checkpoints are kept; all when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_last: Option<u64>,
+    /// Checkpoints at multiples of this step are kept whatever `keep_last` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_every: Option<u64>,
 }
 
 /// `[golden]`.

@@ -89,7 +89,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 43] = {
+pub(super) const KEYS: [KeySpec; 46] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -158,6 +158,9 @@ pub(super) const KEYS: [KeySpec; 43] = {
             Stays,
         ),
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
+        key("checkpoint.every", at_least(1), Stays),
+        key("checkpoint.keep_last", at_least(1), Stays),
+        key("checkpoint.keep_every", at_least(1), Stays),
         key("golden.steps", at_least(1), Integer(20)),
         key("golden.trace_steps", at_least(0), Integer(1)),
         key("digest.every", at_least(1), Stays),
