@@ -23,7 +23,9 @@ mod parity;
 mod precision;
 mod progress;
 mod recipe_options;
+mod resume;
 mod roofline;
+mod signals;
 mod train;
 mod verify;
 

@@ -335,7 +335,12 @@ fn first_difference(left: &str, right: &str) -> (String, String) {
     let (mut a, mut b) = (left.lines(), right.lines());
     loop {
         match (a.next(), b.next()) {
-            (None, None) => return ("one hash of both".to_owned(), "a hash of another text".to_owned()),
+            (None, None) => {
+                return (
+                    "one hash of both".to_owned(),
+                    "a hash of another text".to_owned(),
+                );
+            }
             (x, y) if x == y => {}
             (x, y) => return (line(x), line(y)),
         }

@@ -222,7 +222,10 @@ fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
     let text = std::fs::read_to_string(folder.path().join("t.txt")).unwrap();
     std::fs::write(folder.path().join("t.txt"), text.to_uppercase()).unwrap();
     let other = resumed(&recipe, &whole).err().expect("other data");
-    assert!(other.to_string().contains("the data's next batch"), "{other}");
+    assert!(
+        other.to_string().contains("the data's next batch"),
+        "{other}"
+    );
 }
 
 #[test]
