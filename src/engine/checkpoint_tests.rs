@@ -9,7 +9,9 @@ use crate::io::checkpoint::{self, LocalDisk};
 
 /// Twelve windows of eight tokens and batches of five: an epoch ends inside the third step.
 fn recipe(folder: &Path, more: &[&str]) -> Recipe {
-    let text: String = (0..97u8).map(|i| char::from(b'a' + i * 7 % 23)).collect();
+    let text: String = (0..97u32)
+        .map(|i| char::from(b'a' + (i * 7 % 23) as u8))
+        .collect();
     std::fs::write(folder.join("t.txt"), text).unwrap();
     let file = folder.join("r.toml");
     let text = "name = \"r\"\nseed = 5\nsteps = 12\nwarmup_steps = 2\n[model]\nfamily = \"llama\"\n\

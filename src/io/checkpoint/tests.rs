@@ -176,7 +176,7 @@ fn a_save_that_ends_anywhere_leaves_the_checkpoint_before_it() {
     for after in [After::Killed, After::Full] {
         let mut failed = 0;
         for spent in (0..whole)
-            .step_by((whole as usize / 120).max(1))
+            .step_by((whole as usize / 60).max(1))
             .chain(whole - 30..=whole)
         {
             let root = tempfile::tempdir().unwrap();
