@@ -255,9 +255,12 @@ impl Training {
             self.progress.note(&spike(&report, run));
         }
         self.last = Some(report);
-        match &mut self.checkpoints {
-            None => {}
-            Some(checkpoints) => checkpoints.after_step(run)?,
+        if let (Some(checkpoints), Some(metrics)) = (&mut self.checkpoints, &mut self.metrics) {
+            // A checkpoint must not know of steps whose lines a kill could still take.
+            if checkpoints.due(run) {
+                metrics.flush()?;
+            }
+            checkpoints.after_step(run)?;
         }
         Ok(None)
     }

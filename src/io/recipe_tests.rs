@@ -144,6 +144,30 @@ fn a_digest_stands_in_the_text_only_where_it_is_asked_for() {
 }
 
 #[test]
+fn checkpoints_stand_in_the_text_only_where_they_are_asked_for() {
+    let plain = small();
+    let text = plain.to_toml().expect("writes");
+    assert!(
+        text.contains("[checkpoint]\nsave_model = true\n\n"),
+        "{text}"
+    );
+    for key in ["every", "keep_last", "keep_every"] {
+        let mut asked = small();
+        asked
+            .set(&format!("checkpoint.{key}=3"))
+            .expect("an integer");
+        let text = asked.to_toml().expect("writes");
+        assert!(
+            text.contains(&format!("save_model = true\n{key} = 3\n")),
+            "{text}"
+        );
+        assert_eq!(read(&text).expect("its own text is right"), asked);
+        assert_ne!(plain.hash().ok(), asked.hash().ok());
+        assert!(asked.set(&format!("checkpoint.{key}=0")).is_err());
+    }
+}
+
+#[test]
 fn overrides_take_effect_and_defaults_follow_them() {
     let mut recipe = small();
     recipe.set("optimizer.lr=3e-4").expect("a number");

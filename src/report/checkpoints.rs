@@ -58,13 +58,18 @@ impl CheckpointWriter {
         if self.in_flight.as_ref().is_some_and(JoinHandle::is_finished) {
             self.wait()?;
         }
-        let taken = run.trainer.session().progress().taken;
-        match self.every {
-            Some(every) if taken.is_multiple_of(every) || taken == run.recipe.steps => {
-                self.save(run)
-            }
-            _ => Ok(()),
+        match self.due(run) {
+            true => self.save(run),
+            false => Ok(()),
         }
+    }
+
+    /// Whether the recipe asks for a checkpoint after the steps taken.
+    pub fn due<B: Backend>(&self, run: &Run<B>) -> bool {
+        let taken = run.trainer.session().progress().taken;
+        let last = taken == run.recipe.steps;
+        self.every
+            .is_some_and(|every| last || taken.is_multiple_of(every))
     }
 
     /// Copies the state of the run and hands it to a thread that writes it. It first waits for the

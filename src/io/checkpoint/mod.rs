@@ -86,5 +86,5 @@ fn step_of(name: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
+#[path = "../checkpoint_tests.rs"]
 mod tests;
