@@ -196,7 +196,8 @@ fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
     let mut run = open(&recipe);
     take(&mut run, 2);
     let whole = saved(&mut run, folder.path());
-    let changes: [(&str, fn(&mut CheckpointState)); 10] = [
+    type Change = fn(&mut CheckpointState);
+    let changes: [(&str, Change); 10] = [
         ("the recipe", |s| s.recipe.push_str("x = 1\n")),
         ("the recipe", |s| s.recipe_hash = String::new()),
         ("the contract's version", |s| s.contract += 1),

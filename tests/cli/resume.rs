@@ -139,6 +139,35 @@ fn a_signal_ends_a_run_after_its_step_with_a_checkpoint() {
 }
 
 #[test]
+fn a_second_signal_ends_the_process_at_once() {
+    let (folder, _) = workplace();
+    let recipe = folder.path().join("slow.toml");
+    let slow = [
+        ("steps = 10", "steps = 1000000"),
+        ("d_model = 16", "d_model = 512"),
+        ("d_ff = 32", "d_ff = 2048"),
+        ("batch = 4", "batch = 32"),
+        ("seq_len = 24", "seq_len = 128"),
+    ];
+    let slow = slow
+        .iter()
+        .fold(TINY.to_owned(), |text, (from, to)| text.replace(from, to));
+    std::fs::write(&recipe, slow).expect("writes");
+    let run = path(&folder, "run");
+    let recipe = recipe.display().to_string();
+    let mut child = long_run(&["train", &recipe, "--out", &run, "--threads", "1"]);
+    // A step takes far longer than it takes to send both.
+    send("-INT", &child);
+    send("-TERM", &child);
+    let code = child.wait().expect("ends").code();
+    assert_eq!(code, Some(128 + 15));
+    assert!(
+        steps(&run).is_empty(),
+        "nothing was saved in the middle of a step"
+    );
+}
+
+#[test]
 fn a_killed_run_goes_on_from_its_newest_checkpoint() {
     let (folder, _) = workplace();
     let recipe = endless(&folder);
