@@ -77,7 +77,8 @@ impl Train {
             false => {
                 output::note(introduction(&run));
                 output::note(memory);
-                Progress::shown(run.recipe.steps)
+                let before = run.trainer.session().progress().taken;
+                Progress::shown(run.recipe.steps, before)
             }
         };
         let (folder, metrics, checkpoints) = match kept {
