@@ -14,6 +14,7 @@ use crate::model::params::{Init, Training};
 use crate::num::element::encode;
 use crate::num::tree::TokenSum;
 use crate::op::adamw::AdamW;
+use crate::op::carry_state::CarryState;
 use crate::op::clip::{Clip, GradSquares, LossScaling};
 use crate::op::{OpCall, Slot};
 use crate::program::{ProgramBuilder, SlotTable};
@@ -156,12 +157,41 @@ pub struct StepInputs {
     /// The loss scale, carried from step to step; `None` where gradients carry none.
     pub loss_scale: Option<Slot>,
     derived: BTreeMap<&'static str, Slot>,
+    /// The recurrent state; `None` for models without one.
+    pub carried: Option<Carried>,
+}
+
+/// The state that a step hands to the next one.
+#[derive(Clone, Debug)]
+pub struct Carried {
+    /// Flags of the sequences that go on where their last window ended, [batch] u32; 0 begins anew.
+    pub keep: Slot,
+    /// All tensors of the state.
+    pub state: Slot,
+    /// The same tensors as the step leaves them; they become the state when the step is applied.
+    pub next: Slot,
+    /// Each tensor by name, now and next.
+    pub tensors: BTreeMap<String, (Slot, Slot)>,
 }
 
 impl StepInputs {
     /// Tokens of the batch.
     pub fn rows(&self) -> usize {
         self.batch * self.seq_len
+    }
+
+    /// A tensor of the recurrent state, what it becomes, and the flags of the sequences that go on.
+    ///
+    /// # Errors
+    /// [`PlanError::NoGradient`] names a tensor that the model did not declare.
+    pub fn carried(&self, name: &str) -> Result<(Slot, Slot, Slot), PlanError> {
+        let found = self.carried.as_ref().and_then(|carried| {
+            let (state, next) = carried.tensors.get(name)?;
+            Some((*state, *next, carried.keep))
+        });
+        found.ok_or_else(|| PlanError::NoGradient {
+            parameter: name.to_owned(),
+        })
     }
 
     /// The slot of a derived tensor.
@@ -238,7 +268,7 @@ impl Plan {
     pub fn build(model: &dyn Model, config: PlanConfig) -> Result<Plan, PlanError> {
         let mut program = ProgramBuilder::of(config.math);
         let placed = place::parameters(&mut program, &model.parameters())?;
-        let (inputs, derived) = place::inputs(&mut program, model, &config);
+        let (inputs, derived) = place::inputs(&mut program, model, &config)?;
         let outputs = place::outputs(&mut program, inputs.rows());
         let body_head = model.forward(&mut program, &placed.groups, &inputs)?;
         let body = std::mem::take(&mut program.calls);
@@ -361,6 +391,14 @@ fn optimizer(
         vec![arenas.grad, inputs.scalars, outputs.report],
         writes,
     );
+    if let Some(carried) = &inputs.carried {
+        let elements = program.slots.spec(carried.state).shape.elements();
+        program.call(
+            CarryState { elements },
+            vec![carried.next, outputs.report],
+            vec![carried.state],
+        );
+    }
 }
 
 fn check_reached(slots: &SlotTable, params: &[Param], reached: &[Slot]) -> Result<(), PlanError> {
