@@ -4,8 +4,8 @@ use super::arena::{CpuArena, Operands};
 use super::context::CpuContext;
 use super::narrow::run_widened;
 use super::{
-    adamw, attention, bias, carry_state, clip, conv1d, cross_entropy, embed, matmul, rms_norm, rope,
-    scan, scan_grad, split_columns, swiglu, tree_add,
+    adamw, attention, bias, carry_state, clip, conv1d, cross_entropy, embed, matmul, rms_norm,
+    rope, scan, scan_grad, split_columns, swiglu, tree_add,
 };
 use crate::backend::{
     ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,

@@ -49,7 +49,9 @@ impl ParamSource for FreshInit {
             Init::StepBias { low, high } => {
                 let stream = Philox::new(self.seed, Purpose::Init, index as u32);
                 let span = (libm::log(low), libm::log(high));
-                (0..elements).map(|i| step_bias(stream, i as u64, span)).collect()
+                (0..elements)
+                    .map(|i| step_bias(stream, i as u64, span))
+                    .collect()
             }
         })
     }

@@ -1,6 +1,7 @@
 //! Files: recipes, safetensors and Hugging Face model folders.
 
 pub(crate) mod atomic;
+mod mamba_json;
 pub mod model_folder;
 mod model_json;
 pub mod recipe;

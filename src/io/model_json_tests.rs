@@ -4,8 +4,20 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn read(text: &str) -> Result<Parsed, ConfigError> {
+fn read_any(text: &str) -> Result<Parsed, ConfigError> {
     parse(text.as_bytes(), "config.json")
+}
+
+/// A decoder's configuration and the keys of its file.
+fn read(text: &str) -> Result<(ModelConfig, Map<String, Value>), ConfigError> {
+    match read_any(text)? {
+        (AnyConfig::Decoder(config), map) => Ok((config, map)),
+        (other, _) => panic!("expected a decoder, found {}", other.family()),
+    }
+}
+
+fn write(config: &ModelConfig, extra: &Map<String, Value>) -> String {
+    super::write(&config.clone().into(), extra)
 }
 
 /// A small Llama with further keys.
@@ -279,4 +291,44 @@ proptest! {
             }
         }
     }
+}
+
+fn mamba(more: &str) -> Result<Parsed, ConfigError> {
+    read_any(&format!(
+        r#"{{"model_type":"mamba","hidden_size":48{more}}}"#
+    ))
+}
+
+#[test]
+fn a_mamba_file_has_the_defaults_of_transformers_and_reads_back() {
+    let (config, map) = mamba(r#","time_step_rank":"auto","own":7"#).expect("right");
+    let AnyConfig::Mamba(mamba) = &config else {
+        panic!("a mamba")
+    };
+    assert_eq!((mamba.vocab_size, mamba.n_layers), (50_280, 32));
+    assert_eq!((mamba.d_inner(), mamba.d_state, mamba.d_conv), (96, 16, 4));
+    assert_eq!((mamba.dt_rank, mamba.tie_embeddings), (3, true));
+    let written = super::write(&config, &map);
+    let (again, keys) = read_any(&written).expect("right");
+    assert_eq!(again, config);
+    assert_eq!(
+        (&keys["own"], &keys["time_step_rank"]),
+        (&json!(7), &json!(3))
+    );
+    assert_eq!(super::write(&again, &keys), written);
+}
+
+#[test]
+fn what_a_mamba_file_asks_for_and_is_not_offered_is_refused() {
+    let key = |more: &str| match mamba(more) {
+        Err(ConfigError::Unsupported { key, .. } | ConfigError::Value { key, .. }) => key,
+        other => panic!("expected a refusal of {more}, found {other:?}"),
+    };
+    assert_eq!(key(r#","use_bias":true"#), "use_bias");
+    assert_eq!(key(r#","use_conv_bias":false"#), "use_conv_bias");
+    assert_eq!(key(r#","hidden_act":"gelu""#), "hidden_act");
+    assert_eq!(key(r#","quantization_config":{}"#), "quantization_config");
+    assert_eq!(key(r#","time_step_rank":"x""#), "time_step_rank");
+    assert_eq!(key(r#","state_size":65"#), "state_size");
+    assert_eq!(key(r#","conv_kernel":1"#), "conv_kernel");
 }

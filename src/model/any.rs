@@ -6,7 +6,7 @@ use super::Model;
 use super::config::{ModelConfig, RECIPE_NAMES};
 use super::decoder::Decoder;
 use super::mamba::Mamba;
-use super::mamba_config::{MAMBA_RECIPE_NAMES, MambaConfig};
+use super::mamba_config::{Decay, MAMBA_RECIPE_NAMES, MambaConfig};
 use crate::error::ConfigError;
 
 /// What a family's configuration is. In files it is the configuration itself; the key `family` says which.
@@ -37,6 +37,14 @@ impl AnyConfig {
         match self {
             AnyConfig::Decoder(config) => Box::new(Decoder::new(config.clone())),
             AnyConfig::Mamba(config) => Box::new(Mamba::new(config.clone())),
+        }
+    }
+
+    /// The same model with weight decay as `decay` says. In a decoder both rules name the same tensors.
+    pub fn with_decay(self, decay: Decay) -> Self {
+        match self {
+            AnyConfig::Mamba(config) => AnyConfig::Mamba(MambaConfig { decay, ..config }),
+            decoder => decoder,
         }
     }
 

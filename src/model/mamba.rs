@@ -61,7 +61,7 @@ impl Mamba {
 
     fn layer_parameters(&self, layer: usize, groups: &mut Vec<ParamGroup>) {
         let c = &self.config;
-        let (d, inner, n) = (c.d_model, c.d_inner, c.d_state);
+        let (d, inner, n) = (c.d_model, c.d_inner(), c.d_state);
         let name = |suffix: &str| format!("backbone.layers.{layer}.mixer.{suffix}");
         let normal = |std: f64| Init::Normal { std: std as f32 };
         let std = normal(c.init_std);
@@ -89,7 +89,12 @@ impl Mamba {
         groups.push(ParamGroup::single(norm, [d], Init::Ones));
     }
 
-    fn norm(&self, program: &mut ProgramBuilder, stream: &mut Stream, norm: (Slot, &str, usize)) -> Slot {
+    fn norm(
+        &self,
+        program: &mut ProgramBuilder,
+        stream: &mut Stream,
+        norm: (Slot, &str, usize),
+    ) -> Slot {
         let (weight, name, rows) = norm;
         let norm = Norm {
             weight,
@@ -175,7 +180,12 @@ impl Layer<'_> {
     }
 
     /// Adds the operands of a state that is carried from window to window.
-    fn carry(&self, what: &str, reads: &mut Vec<Slot>, writes: &mut Vec<Slot>) -> Result<(), PlanError> {
+    fn carry(
+        &self,
+        what: &str,
+        reads: &mut Vec<Slot>,
+        writes: &mut Vec<Slot>,
+    ) -> Result<(), PlanError> {
         if self.carried {
             let (state, next, keep) = self.inputs.carried(&self.local(what))?;
             reads.extend([state, keep]);
@@ -186,7 +196,7 @@ impl Layer<'_> {
 
     fn mixer(&self, program: &mut ProgramBuilder, h: Slot) -> Result<Slot, PlanError> {
         let c = self.config;
-        let (rows, inner, n) = (self.inputs.rows(), c.d_inner, c.d_state);
+        let (rows, inner, n) = (self.inputs.rows(), c.d_inner(), c.d_state);
         let xz = self.product(program, h, ("in_proj.weight", "xz"), (c.d_model, 2 * inner))?;
         let u = self.convolution(program, xz)?;
         // The scan reads `u` through a view of its own, so that its gradient and that of the product are two
@@ -212,18 +222,22 @@ impl Layer<'_> {
 
     fn convolution(&self, program: &mut ProgramBuilder, xz: Slot) -> Result<Slot, PlanError> {
         let (c, inputs) = (self.config, self.inputs);
-        let u = program.narrow_activation(self.local("u"), [inputs.rows(), c.d_inner]);
+        let u = program.narrow_activation(self.local("u"), [inputs.rows(), c.d_inner()]);
         let op = Conv1d {
             shape: ConvShape {
                 batch: inputs.batch,
                 seq_len: inputs.seq_len,
-                d_inner: c.d_inner,
+                d_inner: c.d_inner(),
                 d_conv: c.d_conv,
             },
             carried: self.carried,
             math: program.math,
         };
-        let mut reads = vec![xz, self.weight("conv1d.weight")?, self.weight("conv1d.bias")?];
+        let mut reads = vec![
+            xz,
+            self.weight("conv1d.weight")?,
+            self.weight("conv1d.bias")?,
+        ];
         let mut writes = vec![u];
         self.carry("conv_state", &mut reads, &mut writes)?;
         program.call(op, reads, writes);
@@ -236,12 +250,12 @@ impl Layer<'_> {
         let shape = ScanShape {
             batch: inputs.batch,
             seq_len: inputs.seq_len,
-            d_inner: c.d_inner,
+            d_inner: c.d_inner(),
             d_state: c.d_state,
             chunk: SCAN_CHUNK,
         };
-        let out = program.narrow_activation(self.local("scan"), [shape.rows(), c.d_inner]);
-        let starts = [shape.batch, shape.chunks(), c.d_inner, c.d_state];
+        let out = program.narrow_activation(self.local("scan"), [shape.rows(), c.d_inner()]);
+        let starts = [shape.batch, shape.chunks(), c.d_inner(), c.d_state];
         let starts = program.activation(self.local("scan.starts"), starts);
         let mut reads = operands.to_vec();
         for weight in ["A_log", "D", "dt_proj.bias"] {
@@ -287,7 +301,7 @@ impl Model for Mamba {
         }
         let tensor = |name: String, columns| CarriedTensor {
             name,
-            shape: [batch, c.d_inner, columns].into(),
+            shape: [batch, c.d_inner(), columns].into(),
         };
         let layers = (0..c.n_layers).flat_map(|layer| {
             [

@@ -37,8 +37,8 @@ pub struct MambaConfig {
     pub d_model: usize,
     /// Number of blocks.
     pub n_layers: usize,
-    /// Channels of a block's scan; two for each column of the stream in the published models.
-    pub d_inner: usize,
+    /// Channels of a block's scan for each column of the stream; 2 in the published models.
+    pub expand: usize,
     /// States of a channel, 1 to 64.
     pub d_state: usize,
     /// Positions that the convolution reads, 2 to 16.
@@ -51,10 +51,13 @@ pub struct MambaConfig {
     pub tie_embeddings: bool,
     /// Standard deviation of freshly drawn weights.
     pub init_std: f64,
-    /// To which tensors weight decay applies.
+    /// To which tensors weight decay applies; the optimizer's, so no part of a file about the model.
+    #[serde(skip)]
     pub decay: Decay,
 }
 
+/// The most channels for each column of the stream.
+pub const EXPAND_MAX: usize = 64;
 /// The most states of a channel.
 pub const D_STATE_MAX: usize = 64;
 /// The most positions that the convolution reads.
@@ -65,7 +68,7 @@ pub(crate) struct MambaNames {
     pub vocab_size: &'static str,
     pub d_model: &'static str,
     pub n_layers: &'static str,
-    pub d_inner: &'static str,
+    pub expand: &'static str,
     pub d_state: &'static str,
     pub d_conv: &'static str,
     pub dt_rank: &'static str,
@@ -78,7 +81,7 @@ pub(crate) const MAMBA_RECIPE_NAMES: MambaNames = MambaNames {
     vocab_size: "model.vocab_size",
     d_model: "model.d_model",
     n_layers: "model.n_layers",
-    d_inner: "model.d_inner",
+    expand: "model.expand",
     d_state: "model.d_state",
     d_conv: "model.d_conv",
     dt_rank: "model.dt_rank",
@@ -87,6 +90,11 @@ pub(crate) const MAMBA_RECIPE_NAMES: MambaNames = MambaNames {
 };
 
 impl MambaConfig {
+    /// Channels of a block's scan.
+    pub fn d_inner(&self) -> usize {
+        self.expand.saturating_mul(self.d_model)
+    }
+
     /// Checks every field.
     ///
     /// # Errors
@@ -109,7 +117,7 @@ impl MambaConfig {
             (names.vocab_size, self.vocab_size, 1..=SIZE_MAX),
             (names.d_model, self.d_model, 1..=SIZE_MAX),
             (names.n_layers, self.n_layers, 1..=LAYERS_MAX),
-            (names.d_inner, self.d_inner, 1..=SIZE_MAX),
+            (names.expand, self.expand, 1..=EXPAND_MAX),
             (names.d_state, self.d_state, 1..=D_STATE_MAX),
             (names.d_conv, self.d_conv, 2..=D_CONV_MAX),
             (names.dt_rank, self.dt_rank, 1..=SIZE_MAX),
@@ -150,7 +158,7 @@ mod tests {
             vocab_size: 16,
             d_model: 8,
             n_layers: 1,
-            d_inner: 16,
+            expand: 2,
             d_state: 4,
             d_conv: 4,
             dt_rank: 1,
@@ -173,14 +181,11 @@ mod tests {
         assert_eq!(key_of(|c| c.vocab_size = 0), Some("model.vocab_size"));
         assert_eq!(key_of(|c| c.d_model = usize::MAX), Some("model.d_model"));
         assert_eq!(key_of(|c| c.n_layers = 0), Some("model.n_layers"));
-        assert_eq!(key_of(|c| c.d_inner = 0), Some("model.d_inner"));
+        assert_eq!(key_of(|c| c.expand = 0), Some("model.expand"));
         assert_eq!(key_of(|c| c.d_state = 65), Some("model.d_state"));
         assert_eq!(key_of(|c| c.d_conv = 1), Some("model.d_conv"));
         assert_eq!(key_of(|c| c.dt_rank = 0), Some("model.dt_rank"));
-        assert_eq!(
-            key_of(|c| c.rms_norm_eps = 0.0),
-            Some("model.rms_norm_eps")
-        );
+        assert_eq!(key_of(|c| c.rms_norm_eps = 0.0), Some("model.rms_norm_eps"));
         assert_eq!(key_of(|c| c.init_std = f64::NAN), Some("model.init_std"));
     }
 }

@@ -156,12 +156,7 @@ impl OpRule for Conv1dGrad {
             let assign = Store::Assign.access();
             let weight = [shape.d_inner, shape.d_conv];
             writes.push(Operand::store("dweight", weight, DType::F32, assign));
-            writes.push(Operand::store(
-                "dbias",
-                [shape.d_inner],
-                DType::F32,
-                assign,
-            ));
+            writes.push(Operand::store("dbias", [shape.d_inner], DType::F32, assign));
         }
         Signature { reads, writes }
     }

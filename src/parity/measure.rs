@@ -156,6 +156,28 @@ fn norm_of(values: impl Iterator<Item = f64>) -> f64 {
 mod tests {
     use super::*;
 
+    fn parity_of(name: &str, math: Math) -> ParityReport {
+        use crate::cpu::context::CpuContext;
+        use crate::cpu::simd::SimdPath;
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let reference = Reference::open(&root.join("tests/fixtures").join(name)).unwrap();
+        let context = CpuContext::new(SimdPath::detect(), 2).unwrap();
+        let backend = crate::cpu::CpuBackend::new(context);
+        run(&reference, math, backend, &Tolerances::of_math(math)).unwrap()
+    }
+
+    #[test]
+    fn mamba_computes_what_transformers_does() {
+        for math in Math::ALL {
+            let report = parity_of("mamba", math);
+            for kind in Kind::ALL {
+                let worst = report.worst(kind).expect("a comparison");
+                println!("{math} {} {worst:?}", kind.name());
+            }
+            assert!(report.holds(), "{math}");
+        }
+    }
+
     #[test]
     fn errors_are_relative_to_the_record() {
         assert_eq!(distance(&[3.0, 0.0], &[0.0, 4.0]), 5.0);

@@ -195,7 +195,9 @@ fn carried(
     for tensor in tensors {
         let mut view = |parent, prefix: &str| {
             let name = format!("{prefix}{}", tensor.name);
-            program.slots.view(parent, start, name, tensor.shape.clone())
+            program
+                .slots
+                .view(parent, start, name, tensor.shape.clone())
         };
         let pair = (view(state, "")?, view(next, "next.")?);
         start += tensor.shape.elements();
