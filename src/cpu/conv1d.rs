@@ -275,6 +275,12 @@ pub fn forward(
     let inputs = Inputs::of(shape, operands, 0, &transposed)?;
     let u: &mut [f32] = operands.write(0)?;
     expect_len("u", shape.rows() * d, u.len())?;
+    let next: &mut [f32] = match op.carried {
+        true => operands.write(1)?,
+        false => &mut [],
+    };
+    let states = usize::from(op.carried) * shape.batch * d * (shape.d_conv - 1);
+    expect_len("state_next", states, next.len())?;
     if shape.rows() * d == 0 {
         return Ok(());
     }
@@ -291,12 +297,6 @@ pub fn forward(
         });
     });
     if op.carried {
-        let next: &mut [f32] = operands.write(1)?;
-        expect_len(
-            "state_next",
-            shape.state().iter().product::<usize>(),
-            next.len(),
-        )?;
         last_inputs(&inputs, next);
     }
     Ok(())

@@ -10,6 +10,7 @@ pub mod init;
 mod inputs;
 pub mod lockstep;
 pub mod prove;
+pub mod recurrent;
 mod root;
 pub mod run;
 pub mod schedule;

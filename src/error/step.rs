@@ -40,6 +40,9 @@ pub enum StepError {
         expected: usize,
         found: usize,
     },
+    /// The model hands no state from step to step.
+    #[error("the model carries no recurrent state from step to step")]
+    NoState,
     /// An element is asked for that the tensor does not have.
     #[error("tensor {name} has {elements} elements, expected an index below that, found {found}")]
     ElementIndex {

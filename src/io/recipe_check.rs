@@ -428,3 +428,7 @@ fn check_source(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
 #[cfg(test)]
 #[path = "recipe_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "recipe_mamba_tests.rs"]
+mod mamba_tests;
