@@ -3,6 +3,7 @@
 //! It owns every decision (when to record, what a proof compares, what a commit moves); a backend
 //! only runs what it is given. Nothing here names a model or a device.
 
+pub mod backbone;
 pub mod generate;
 pub mod guard;
 pub mod hyper;

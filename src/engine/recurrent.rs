@@ -59,7 +59,7 @@ impl<B: Backend> Session<B> {
         carried.as_ref().ok_or(StepError::NoState)
     }
 
-    fn check_elements(&self, slot: Slot, found: usize) -> Result<(), StepError> {
+    pub(super) fn check_elements(&self, slot: Slot, found: usize) -> Result<(), StepError> {
         let spec = self.core().plan.slots.spec(slot);
         match spec.shape.elements() == found {
             true => Ok(()),

@@ -34,11 +34,22 @@ pub enum Windows {
     Carried,
 }
 
+/// Whether a model has embedding and head.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ends {
+    /// Tokens in, logits and a loss out.
+    #[default]
+    Tokens,
+    /// The backbone alone: features in, features out.
+    Features,
+}
+
 /// A Mamba model.
 #[derive(Clone, Debug)]
 pub struct Mamba {
     config: MambaConfig,
     windows: Windows,
+    ends: Ends,
 }
 
 impl Mamba {
@@ -47,7 +58,14 @@ impl Mamba {
         Mamba {
             config,
             windows: Windows::Separate,
+            ends: Ends::Tokens,
         }
+    }
+
+    /// The layers and the final norm of the same model, without embedding, head and loss.
+    pub fn backbone_alone(self) -> Self {
+        let ends = Ends::Features;
+        Mamba { ends, ..self }
     }
 
     /// The same model with another rule for windows.
@@ -279,12 +297,16 @@ impl Model for Mamba {
         let std = Init::Normal {
             std: c.init_std as f32,
         };
-        let mut groups = vec![ParamGroup::single(EMBED, [c.vocab_size, c.d_model], std)];
+        let tokens = self.ends == Ends::Tokens;
+        let mut groups = Vec::new();
+        if tokens {
+            groups.push(ParamGroup::single(EMBED, [c.vocab_size, c.d_model], std));
+        }
         for layer in 0..c.n_layers {
             self.layer_parameters(layer, &mut groups);
         }
         groups.push(ParamGroup::single(FINAL_NORM, [c.d_model], Init::Ones));
-        if !c.tie_embeddings {
+        if tokens && !c.tie_embeddings {
             groups.push(ParamGroup::single(LM_HEAD, [c.vocab_size, c.d_model], std));
         }
         groups
@@ -292,6 +314,10 @@ impl Model for Mamba {
 
     fn derived(&self, _seq_len: usize) -> Vec<Derived> {
         Vec::new()
+    }
+
+    fn features(&self) -> Option<usize> {
+        (self.ends == Ends::Features).then_some(self.config.d_model)
     }
 
     fn carried(&self, batch: usize) -> Vec<CarriedTensor> {
@@ -320,6 +346,15 @@ impl Model for Mamba {
     ) -> Result<Head, PlanError> {
         let c = &self.config;
         let rows = inputs.rows();
+        if let Some(features) = inputs.features {
+            let hidden = self.backbone(program, params, inputs, features.input)?;
+            return Ok(Head {
+                hidden,
+                weight: hidden,
+                vocab_size: 1,
+                d_model: c.d_model,
+            });
+        }
         let table = params.get(EMBED)?;
         let x = program.activation("embed", [rows, c.d_model]);
         let op = Embed {

@@ -59,6 +59,12 @@ pub trait Model {
         Vec::new()
     }
 
+    /// The width of the features that the caller gives in place of tokens; `None` for a model of tokens. A
+    /// model of features is a backbone alone: of its [`Head`] only `hidden` is read.
+    fn features(&self) -> Option<usize> {
+        None
+    }
+
     /// Emits the forward calls up to the last hidden states.
     ///
     /// # Errors

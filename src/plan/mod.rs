@@ -20,10 +20,12 @@ use crate::op::{OpCall, Slot};
 use crate::program::{ProgramBuilder, SlotTable};
 use crate::shape::{DType, Math, Role, TensorSpec};
 
+mod backbone;
 mod head;
 pub mod memory;
 mod place;
 
+pub use backbone::{BackboneOutputs, Features};
 use head::HeadPlan;
 
 /// How sums over tokens are cut.
@@ -159,6 +161,8 @@ pub struct StepInputs {
     derived: BTreeMap<&'static str, Slot>,
     /// The recurrent state; `None` for models without one.
     pub carried: Option<Carried>,
+    /// What the caller of a backbone alone writes; `None` for a model of tokens.
+    pub features: Option<Features>,
 }
 
 /// The state that a step hands to the next one.
@@ -251,6 +255,8 @@ pub struct Plan {
     /// Logits of each row chunk while the head runs: the slot and its first row.
     pub logits: Vec<(Slot, usize)>,
     pub config: PlanConfig,
+    /// What a backbone alone leaves for its caller; `None` for a model of tokens.
+    pub backbone: Option<BackboneOutputs>,
     /// Token ids and targets are below this.
     pub vocab_size: usize,
     pub layout: Layout,
@@ -272,14 +278,29 @@ impl Plan {
         let outputs = place::outputs(&mut program, inputs.rows());
         let body_head = model.forward(&mut program, &placed.groups, &inputs)?;
         let body = std::mem::take(&mut program.calls);
-        let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), &config)?;
-
-        program.calls = body.clone();
-        head.evaluate(&mut program);
-        let evaluate = std::mem::take(&mut program.calls);
-
-        program.calls = body.clone();
-        let reached = head.step(&mut program, &body, placed.arenas)?;
+        let (mut logits, mut backbone) = (Vec::new(), None);
+        let (evaluate, reached) = match inputs.features {
+            Some(features) => {
+                program.calls = body.clone();
+                let (reached, left) = backbone::backward(
+                    &mut program,
+                    &body,
+                    (features, body_head.hidden),
+                    (placed.arenas, &config),
+                )?;
+                backbone = Some(left);
+                (body, reached)
+            }
+            None => {
+                let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), &config)?;
+                program.calls = body.clone();
+                head.evaluate(&mut program);
+                let evaluate = std::mem::take(&mut program.calls);
+                program.calls = body.clone();
+                logits = head.logits();
+                (evaluate, head.step(&mut program, &body, placed.arenas)?)
+            }
+        };
         optimizer(&mut program, &placed, &config, (&inputs, outputs));
         let step = std::mem::take(&mut program.calls);
         check_reached(&program.slots, &placed.params, &reached)?;
@@ -294,7 +315,8 @@ impl Plan {
             inputs,
             outputs,
             derived,
-            logits: head.logits(),
+            logits,
+            backbone,
             vocab_size: body_head.vocab_size,
             config,
             layout,

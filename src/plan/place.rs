@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::backbone;
 use super::{
     Carried, Param, ParamArenas, ParamSlots, ParamState, PlanConfig, StepInputs, StepOutputs,
 };
@@ -155,6 +156,7 @@ pub fn inputs(
         loss_scale: None,
         derived: BTreeMap::new(),
         carried: None,
+        features: None,
     };
     if config.math.scales_loss() {
         let words = Shape::from([LOSS_SCALE_WORDS]);
@@ -166,6 +168,9 @@ pub fn inputs(
         let slot = add(derived.name, shape, DType::F32, Role::Derived);
         inputs.derived.insert(derived.name, slot);
         tensors.push((slot, derived.values));
+    }
+    if let Some(width) = model.features() {
+        inputs.features = Some(backbone::declare(program, inputs.rows(), width));
     }
     inputs.carried = carried(program, model, config.batch)?;
     Ok((inputs, tensors))

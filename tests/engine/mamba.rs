@@ -277,3 +277,97 @@ fn the_reference_rule_leaves_the_logarithms_of_a_without_decay() {
         assert_eq!(of("0.mixer.conv1d.weight"), Training::Decayed);
     }
 }
+
+/// The step of a backbone is that of the whole model where features and gradient are the whole model's own:
+/// seen by differences of `Σ gradient · output` along the features and along a weight.
+#[test]
+fn a_backbone_alone_has_the_gradients_of_its_output() {
+    let model = Mamba::new(config()).backbone_alone();
+    let plan = Arc::new(Plan::build(&model, PlanConfig::of(BATCH, 5)).expect("plans"));
+    let mut session = session_on(&plan, cpu(2));
+    let elements = BATCH * 5 * config().d_model;
+    let wave = |scale: f32| move |i: usize| (i as f32 * scale).sin();
+    let features: Vec<f32> = (0..elements).map(wave(0.37)).collect();
+    let gradient: Vec<f32> = (0..elements).map(wave(0.91)).collect();
+    let mut loss = |features: &[f32]| -> f64 {
+        let output = session
+            .forward_features(features, &frozen())
+            .expect("features");
+        let pairs = output.iter().zip(&gradient);
+        pairs.map(|(&y, &g)| f64::from(y) * f64::from(g)).sum()
+    };
+    let slopes: Vec<f64> = [0, 7, elements - 1]
+        .map(|i| {
+            let mut moved = features.clone();
+            moved[i] += 0.01;
+            let above = loss(&moved);
+            moved[i] -= 0.02;
+            (above - loss(&moved)) / 0.02
+        })
+        .into();
+    let report = session.step_features(&features, &gradient, &frozen());
+    let report = report.expect("a step");
+    assert!(report.loss == 0.0 && report.grad_norm > 0.0);
+    let found = session.input_gradient().expect("a gradient");
+    for (slope, i) in slopes.into_iter().zip([0, 7, elements - 1]) {
+        let error = (slope - f64::from(found[i])).abs();
+        assert!(
+            error < 2e-3 * slope.abs().max(0.1),
+            "{i}: {slope} {}",
+            found[i]
+        );
+    }
+    assert!(
+        plan.params
+            .iter()
+            .all(|p| p.name != "backbone.embeddings.weight")
+    );
+}
+
+/// A backbone's replays and eager steps have the same bits in every precision, and learn.
+#[test]
+fn a_backbone_steps_in_every_precision() {
+    for math in Math::ALL {
+        let model = Mamba::new(config()).backbone_alone();
+        let config = PlanConfig {
+            math,
+            ..PlanConfig::of(BATCH, 5)
+        };
+        let plan = Arc::new(Plan::build(&model, config).expect("plans"));
+        let elements = BATCH * 5 * self::config().d_model;
+        let features: Vec<f32> = (0..elements).map(|i| (i as f32 * 0.37).sin()).collect();
+        let hyper = Hyper {
+            lr: 1e-2,
+            ..Hyper::default()
+        };
+        let mut session = session_on(&plan, cpu(2));
+        // The loss is half the sum of squares, so the gradient is the output itself.
+        let mut sizes = Vec::new();
+        for _ in 0..5 {
+            let output = session
+                .forward_features(&features, &hyper)
+                .expect("features");
+            sizes.push(output.iter().map(|x| x * x).sum::<f32>());
+            let report = session.step_features(&features, &output, &hyper);
+            assert!(report.expect("a step").dropped.is_empty(), "{math}");
+            assert_eq!(session.output_features().expect("features"), output);
+        }
+        assert!(sizes[4] < sizes[0], "{math}: {sizes:?}");
+    }
+}
+
+#[test]
+fn features_go_into_a_backbone_alone() {
+    let mut tokens = session(Windows::Separate, 4);
+    let refused = tokens.forward_features(&[0.0], &frozen());
+    assert!(matches!(refused, Err(StepError::NoFeatures)));
+    let model = Mamba::new(config()).backbone_alone();
+    let plan = Arc::new(Plan::build(&model, PlanConfig::of(BATCH, 5)).expect("plans"));
+    let mut session = session_on(&plan, cpu(1));
+    let features = vec![0.0; BATCH * 5 * config().d_model];
+    let refused = session.step_features(&features, &[0.0], &frozen());
+    assert!(matches!(
+        refused,
+        Err(StepError::TensorSize { found: 1, .. })
+    ));
+}

@@ -6,6 +6,7 @@ mod bits;
 mod differences;
 mod faults;
 mod mamba;
+mod mamba_differences;
 mod matmul;
 mod reference;
 mod reference_mamba;
