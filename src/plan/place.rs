@@ -136,12 +136,15 @@ fn place_groups<'g>(
     Ok(())
 }
 
+/// The derived tensors and what they hold.
+type DerivedValues = Vec<(Slot, Vec<f32>)>;
+
 /// Declares the inputs of a step and the derived tensors with their values.
 pub fn inputs(
     program: &mut ProgramBuilder,
     model: &dyn Model,
     config: &PlanConfig,
-) -> Result<(StepInputs, Vec<(Slot, Vec<f32>)>), PlanError> {
+) -> Result<(StepInputs, DerivedValues), PlanError> {
     let tokens = Shape::from([config.batch, config.seq_len]);
     let mut add = |name: &str, shape: Shape, dtype, role| {
         program.slots.add(TensorSpec::new(name, shape, dtype, role))

@@ -321,13 +321,12 @@ pub fn scan_grad(op: &ScanGrad, case: &Case) -> Vec<Vec<f32>> {
     };
     let mut dbc = Vec::new();
     for row in 0..rows {
-        let halves: [fn(&Terms) -> &Vec<Vec<f32>>; 2] = [|c| &c.db, |c| &c.dc];
-        for term in halves {
-            dbc.extend((0..n).map(|i| {
-                let leaves: Vec<f32> = channels.iter().map(|c| term(c)[row][i]).collect();
-                tree(&leaves)
-            }));
-        }
+        let over = |term: &dyn Fn(&Terms) -> f32| {
+            let leaves: Vec<f32> = channels.iter().map(term).collect();
+            tree(&leaves)
+        };
+        dbc.extend((0..n).map(|i| over(&|c| c.db[row][i])));
+        dbc.extend((0..n).map(|i| over(&|c| c.dc[row][i])));
     }
     let mut dxz = case.writes[3].f32s().to_vec();
     for (row, dxz) in dxz.chunks_mut(2 * d).enumerate() {
