@@ -302,6 +302,33 @@ pub fn forward(
     Ok(())
 }
 
+/// The weight and bias gradients, from the gradients of `v` of all rows.
+fn weight_grads(
+    context: &CpuContext,
+    op: &Conv1dGrad,
+    (inputs, dv): (Inputs, &[f32]),
+    (dweight, dbias): (&mut [f32], &mut [f32]),
+) {
+    let (path, d) = (context.path(), op.shape.d_inner);
+    let sums = |tap, out: &mut [f32]| {
+        token_sums(context, &op.sum, out, |chains| {
+            let task = WeightChains {
+                inputs,
+                dv,
+                tap,
+                chains,
+            };
+            dispatch(path, task);
+        });
+    };
+    let mut taps = vec![0.0; dweight.len()];
+    for (j, taps) in taps.chunks_exact_mut(d).enumerate() {
+        sums(Some(j), taps);
+    }
+    transpose(&taps, d, dweight);
+    sums(None, dbias);
+}
+
 /// The gradients of the input and, where they are asked for, of weight and bias.
 ///
 /// # Errors
@@ -359,24 +386,8 @@ pub fn grad(
             dispatch(path, task);
         });
     });
-    if let Some((dweight, dbias)) = weights {
-        let sums = |tap, out: &mut [f32]| {
-            token_sums(context, &op.sum, out, |chains| {
-                let task = WeightChains {
-                    inputs,
-                    dv: &dv,
-                    tap,
-                    chains,
-                };
-                dispatch(path, task);
-            });
-        };
-        let mut taps = vec![0.0; d * k];
-        for (j, taps) in taps.chunks_exact_mut(d).enumerate() {
-            sums(Some(j), taps);
-        }
-        transpose(&taps, d, dweight);
-        sums(None, dbias);
+    if let Some(outputs) = weights {
+        weight_grads(context, op, (inputs, &dv), outputs);
     }
     Ok(())
 }

@@ -212,7 +212,7 @@ fn the_family_must_be_a_known_one() {
     let error = read(r#"{"model_type":"gpt2"}"#).expect_err("unknown");
     assert_eq!(
         error.to_string(),
-        "config.json: `model_type`: expected one of \"llama\", \"qwen2\", \"qwen3\", found \"gpt2\""
+        "config.json: `model_type`: expected one of \"llama\", \"qwen2\", \"qwen3\", \"mamba\", found \"gpt2\""
     );
     let error = read("{}").expect_err("absent");
     assert!(matches!(
@@ -277,6 +277,17 @@ proptest! {
     #[test]
     fn no_text_panics(text in ".{0,100}", key in 0usize..16, value in "-?[0-9]{1,22}|null|true|\"x\"|\\[\\]|\\{\\}|1e300|-0.5") {
         let _ = read(&text);
+        let mamba = [
+            "vocab_size", "hidden_size", "num_hidden_layers", "expand", "state_size", "conv_kernel",
+            "time_step_rank", "layer_norm_epsilon", "initializer_range", "use_bias", "use_conv_bias",
+            "hidden_act", "tie_word_embeddings", "quantization_config", "residual_in_fp32", "dtype",
+        ];
+        let text = format!(r#"{{"model_type":"mamba","{}":{value}}}"#, mamba[key]);
+        if let Ok((config, map)) = read_any(&text) {
+            prop_assert!(config.validate().is_ok());
+            let written = super::write(&config, &map);
+            prop_assert_eq!(read_any(&written).expect("right").0, config);
+        }
         let keys = [
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
             "num_key_value_heads", "head_dim", "intermediate_size", "rope_theta",

@@ -1,5 +1,7 @@
 //! The ops of Mamba: bits against the formulas, faults, and windows that go on.
 
+use std::ops::Range;
+
 use bitstep::error::DeviceError;
 use bitstep::num::tree::TokenSum;
 use bitstep::op::Op;
@@ -182,8 +184,7 @@ fn scan_grad_has_its_bits() {
     }
 }
 
-#[test]
-fn an_operand_of_another_size_is_named() {
+fn one_of_each() -> Vec<Op> {
     let conv = conv_shape([2, 6, 5, 4]);
     let scan = scan_shape([2, 6, 5, 8, 4]);
     let (math, carried, weight_grad) = (Math::F32, true, true);
@@ -192,7 +193,7 @@ fn an_operand_of_another_size_is_named() {
         grain: 12,
         piece: 6,
     };
-    let ops: Vec<Op> = vec![
+    vec![
         Conv1d {
             shape: conv,
             carried,
@@ -237,8 +238,12 @@ fn an_operand_of_another_size_is_named() {
         }
         .into(),
         CarryState { elements: 9 }.into(),
-    ];
-    for op in ops {
+    ]
+}
+
+#[test]
+fn an_operand_of_another_size_is_named() {
+    for op in one_of_each() {
         let signature = op.rule().signature();
         for operand in signature.reads.iter().chain(&signature.writes) {
             // The report is read whole as its words.
@@ -283,91 +288,102 @@ fn pieces_that_are_not_sequences_are_refused() {
     assert_eq!(devices()[0].run(&Case::random(op, 5)).err(), Some(refused));
 }
 
-/// The rows `positions` of every sequence of `[batch · seq_len, columns]`.
-fn rows_of(
-    values: &Values,
-    seq_len: usize,
-    columns: usize,
-    positions: std::ops::Range<usize>,
-) -> Values {
-    let sequences = values.f32s().chunks(seq_len * columns);
+/// The rows `positions` of every sequence of `[batch · len, columns]`.
+fn rows_of(values: &Values, (len, columns): (usize, usize), positions: Range<usize>) -> Values {
+    let sequences = values.f32s().chunks(len * columns);
     let part = |s: &[f32]| s[positions.start * columns..positions.end * columns].to_vec();
     Values::F32(sequences.flat_map(part).collect())
 }
+
+/// What both ops read over whole sequences.
+struct Sequences {
+    xz: Values,
+    dt: Values,
+    bc: Values,
+    /// Of the convolution and of the scan, by operand.
+    weights: [Vec<(&'static str, Values)>; 2],
+}
+
+/// Batch, positions, channels, states and taps.
+const SIZES: [usize; 5] = [2, 11, 37, 9, 4];
+
+impl Sequences {
+    fn random() -> Self {
+        let [batch, len, d, n, k] = SIZES;
+        let mut numbers = Numbers::new(9);
+        Sequences {
+            xz: numbers.ordinary(batch * len * 2 * d),
+            dt: numbers.ordinary(batch * len * d),
+            bc: numbers.ordinary(batch * len * 2 * n),
+            weights: [
+                vec![
+                    ("weight", numbers.ordinary(d * k)),
+                    ("bias", numbers.ordinary(d)),
+                ],
+                vec![
+                    ("a_log", numbers.ordinary(d * n)),
+                    ("skip", numbers.ordinary(d)),
+                    ("dt_bias", numbers.ordinary(d)),
+                ],
+            ],
+        }
+    }
+
+    /// The output over some positions from these states, and the states after them.
+    fn window(&self, positions: Range<usize>, states: &States, keep: u32) -> (Values, States) {
+        let [batch, len, d, n, k] = SIZES;
+        let part = |values: &Values, columns| rows_of(values, (len, columns), positions.clone());
+        let (seq_len, math, carried) = (positions.len(), Math::F32, true);
+        let case = |op: Op, which: usize, state: &Values| {
+            let keep = Values::U32(vec![keep; batch]);
+            let case = Case::random(op, 1).with("xz", part(&self.xz, 2 * d));
+            let case = case.with("state", state.clone()).with("keep", keep);
+            let weights = self.weights[which].iter().cloned();
+            weights.fold(case, |case, (name, values)| case.with(name, values))
+        };
+        let conv = Conv1d {
+            shape: conv_shape([batch, seq_len, d, k]),
+            carried,
+            math,
+        };
+        let [u, conv_state]: [Values; 2] = run(&case(conv.into(), 0, &states.0))
+            .try_into()
+            .expect("two outputs");
+        let scan = Scan {
+            shape: scan_shape([batch, seq_len, d, n, 3]),
+            carried,
+            math,
+        };
+        let case = case(scan.into(), 1, &states.1)
+            .with("u", u)
+            .with("dt", part(&self.dt, d))
+            .with("bc", part(&self.bc, 2 * n));
+        let [out, _, scan_state]: [Values; 3] = run(&case).try_into().expect("three outputs");
+        (out, (conv_state, scan_state))
+    }
+}
+
+/// Of the convolution and of the scan.
+type States = (Values, Values);
 
 /// A sequence in one piece and in windows of 1, 4 and 6 positions gives the same bits, also the states at
 /// its end; a sequence whose flag is 0 begins anew.
 #[test]
 fn windows_that_go_on_give_the_bits_of_the_whole_sequence() {
-    let (batch, len, d, n, k) = (2, 11, 37, 9, 4);
-    let mut numbers = Numbers::new(9);
-    let xz = numbers.ordinary(batch * len * 2 * d);
-    let (dt, bc) = (
-        numbers.ordinary(batch * len * d),
-        numbers.ordinary(batch * len * 2 * n),
-    );
-    let weights: Vec<(&str, Values)> = vec![
-        ("weight", numbers.ordinary(d * k)),
-        ("bias", numbers.ordinary(d)),
-        ("a_log", numbers.ordinary(d * n)),
-        ("skip", numbers.ordinary(d)),
-        ("dt_bias", numbers.ordinary(d)),
-    ];
-    let weight = |name: &str| {
-        weights
-            .iter()
-            .find(|w| w.0 == name)
-            .expect("there")
-            .1
-            .clone()
-    };
-    let empty = (
+    let [batch, len, d, n, k] = SIZES;
+    let sequences = Sequences::random();
+    let other = (
         Values::F32(vec![7.0; batch * d * (k - 1)]),
         Values::F32(vec![7.0; batch * d * n]),
     );
-    // The outputs of both ops over some positions, from states: `[u, conv state, out, scan state]`.
-    let window = |positions: std::ops::Range<usize>, states: &(Values, Values), keep: u32| {
-        let part = |values: &Values, columns| rows_of(values, len, columns, positions.clone());
-        let (seq_len, math, carried) = (positions.len(), Math::F32, true);
-        let keep = Values::U32(vec![keep; batch]);
-        let op = Conv1d {
-            shape: conv_shape([batch, seq_len, d, k]),
-            carried,
-            math,
-        };
-        let case = Case::random(op, 1)
-            .with("xz", part(&xz, 2 * d))
-            .with("weight", weight("weight"))
-            .with("bias", weight("bias"))
-            .with("state", states.0.clone())
-            .with("keep", keep.clone());
-        let [u, conv_state]: [Values; 2] = run(&case).try_into().expect("two outputs");
-        let op = Scan {
-            shape: scan_shape([batch, seq_len, d, n, 3]),
-            carried,
-            math,
-        };
-        let case = Case::random(op, 1)
-            .with("u", u)
-            .with("dt", part(&dt, d))
-            .with("bc", part(&bc, 2 * n))
-            .with("xz", part(&xz, 2 * d))
-            .with("a_log", weight("a_log"))
-            .with("skip", weight("skip"))
-            .with("dt_bias", weight("dt_bias"))
-            .with("state", states.1.clone())
-            .with("keep", keep);
-        let [out, _, scan_state]: [Values; 3] = run(&case).try_into().expect("three outputs");
-        (out, (conv_state, scan_state))
-    };
-    let (whole, end) = window(0..len, &empty, 0);
-    let mut states = empty.clone();
+    let (whole, end) = sequences.window(0..len, &other, 0);
+    let mut states = other;
     for positions in [0..1, 1..5, 5..11] {
         let keep = u32::from(positions.start > 0);
-        let (out, next) = window(positions.clone(), &states, keep);
-        let expected = rows_of(&whole, len, d, positions.clone());
+        let (out, next) = sequences.window(positions.clone(), &states, keep);
+        let expected = rows_of(&whole, (len, d), positions.clone());
         assert_eq!(out.bytes(), expected.bytes(), "{positions:?}");
-        let (anew, _) = window(positions.clone(), &states, 0);
+        let (anew, _) = sequences.window(positions.clone(), &states, 0);
         assert_eq!(anew.bytes() == expected.bytes(), keep == 0, "{positions:?}");
         states = next;
     }
