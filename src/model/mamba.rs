@@ -79,7 +79,7 @@ impl Mamba {
 
     fn layer_parameters(&self, layer: usize, groups: &mut Vec<ParamGroup>) {
         let c = &self.config;
-        let (d, inner, n) = (c.d_model, c.d_inner(), c.d_state);
+        let (d, d_inner, n) = (c.d_model, c.d_inner(), c.d_state);
         let name = |suffix: &str| format!("backbone.layers.{layer}.mixer.{suffix}");
         let normal = |std: f64| Init::Normal { std: std as f32 };
         let std = normal(c.init_std);
@@ -88,20 +88,24 @@ impl Mamba {
         let steps = normal(1.0 / (3.0 * c.dt_rank as f64).sqrt());
         let (low, high) = FRESH_STEPS;
         let columns = c.dt_rank + 2 * n;
-        let mut a_log = ParamGroup::single(name("A_log"), [inner, n], Init::LogOfColumn);
+        let mut a_log = ParamGroup::single(name("A_log"), [d_inner, n], Init::LogOfColumn);
         if c.decay == Decay::Reference {
             a_log.training = Training::Undecayed;
         }
         groups.extend([
-            ParamGroup::single(name("in_proj.weight"), [2 * inner, d], std),
-            ParamGroup::single(name("conv1d.weight"), [inner, 1, c.d_conv], taps),
-            ParamGroup::single(name("conv1d.bias"), [inner], Init::Zeros),
-            ParamGroup::single(name("x_proj.weight"), [columns, inner], std),
-            ParamGroup::single(name("dt_proj.weight"), [inner, c.dt_rank], steps),
-            ParamGroup::single(name("dt_proj.bias"), [inner], Init::StepBias { low, high }),
+            ParamGroup::single(name("in_proj.weight"), [2 * d_inner, d], std),
+            ParamGroup::single(name("conv1d.weight"), [d_inner, 1, c.d_conv], taps),
+            ParamGroup::single(name("conv1d.bias"), [d_inner], Init::Zeros),
+            ParamGroup::single(name("x_proj.weight"), [columns, d_inner], std),
+            ParamGroup::single(name("dt_proj.weight"), [d_inner, c.dt_rank], steps),
+            ParamGroup::single(
+                name("dt_proj.bias"),
+                [d_inner],
+                Init::StepBias { low, high },
+            ),
             a_log,
-            ParamGroup::single(name("D"), [inner], Init::Ones),
-            ParamGroup::single(name("out_proj.weight"), [d, inner], std),
+            ParamGroup::single(name("D"), [d_inner], Init::Ones),
+            ParamGroup::single(name("out_proj.weight"), [d, d_inner], std),
         ]);
         let norm = format!("backbone.layers.{layer}.norm.weight");
         groups.push(ParamGroup::single(norm, [d], Init::Ones));
@@ -214,16 +218,21 @@ impl Layer<'_> {
 
     fn mixer(&self, program: &mut ProgramBuilder, h: Slot) -> Result<Slot, PlanError> {
         let c = self.config;
-        let (rows, inner, n) = (self.inputs.rows(), c.d_inner(), c.d_state);
-        let xz = self.product(program, h, ("in_proj.weight", "xz"), (c.d_model, 2 * inner))?;
+        let (rows, d_inner, n) = (self.inputs.rows(), c.d_inner(), c.d_state);
+        let xz = self.product(
+            program,
+            h,
+            ("in_proj.weight", "xz"),
+            (c.d_model, 2 * d_inner),
+        )?;
         let u = self.convolution(program, xz)?;
         // The scan reads `u` through a view of its own, so that its gradient and that of the product are two
         // tensors, which the convolution's backward adds.
         let u_scan = program
             .slots
-            .view(u, 0, self.local("u.scan"), [rows, inner])?;
+            .view(u, 0, self.local("u.scan"), [rows, d_inner])?;
         let columns = c.dt_rank + 2 * n;
-        let dt_bc = self.product(program, u, ("x_proj.weight", "dt_bc"), (inner, columns))?;
+        let dt_bc = self.product(program, u, ("x_proj.weight", "dt_bc"), (d_inner, columns))?;
         let low = program.narrow_activation(self.local("dt_low"), [rows, c.dt_rank]);
         let bc = program.narrow_activation(self.local("bc"), [rows, 2 * n]);
         let split = SplitColumns {
@@ -233,9 +242,14 @@ impl Layer<'_> {
             math: program.math,
         };
         program.call(split, vec![dt_bc], vec![low, bc]);
-        let dt = self.product(program, low, ("dt_proj.weight", "dt"), (c.dt_rank, inner))?;
+        let dt = self.product(program, low, ("dt_proj.weight", "dt"), (c.dt_rank, d_inner))?;
         let out = self.scan(program, [u_scan, dt, bc, xz])?;
-        self.product(program, out, ("out_proj.weight", "out"), (inner, c.d_model))
+        self.product(
+            program,
+            out,
+            ("out_proj.weight", "out"),
+            (d_inner, c.d_model),
+        )
     }
 
     fn convolution(&self, program: &mut ProgramBuilder, xz: Slot) -> Result<Slot, PlanError> {

@@ -178,9 +178,12 @@ fn a_dropped_step_keeps_the_state() {
         .step(&batch(&plan, 0), &Hyper::default())
         .expect("a step");
     let before = session.recurrent_state().expect("a state");
-    let mut broken = batch(&plan, 1);
-    broken.weights[0] = f32::NAN;
-    session.step(&broken, &Hyper::default()).expect("reported");
+    let spike = Hyper {
+        spike_norm: Some(1e-12),
+        ..Hyper::default()
+    };
+    let report = session.step(&batch(&plan, 1), &spike).expect("reported");
+    assert!(!report.applied());
     assert_eq!(session.recurrent_state().expect("a state"), before);
     session
         .step(&batch(&plan, 1), &Hyper::default())
@@ -341,14 +344,15 @@ fn a_backbone_steps_in_every_precision() {
             ..Hyper::default()
         };
         let mut session = session_on(&plan, cpu(2));
-        // The loss is half the sum of squares, so the gradient is the output itself.
+        // The loss is half the mean of squares, so the gradient is the output over its size.
         let mut sizes = Vec::new();
         for _ in 0..5 {
             let output = session
                 .forward_features(&features, &hyper)
                 .expect("features");
             sizes.push(output.iter().map(|x| x * x).sum::<f32>());
-            let report = session.step_features(&features, &output, &hyper);
+            let gradient: Vec<f32> = output.iter().map(|x| x / elements as f32).collect();
+            let report = session.step_features(&features, &gradient, &hyper);
             assert!(report.expect("a step").dropped.is_empty(), "{math}");
             assert_eq!(session.output_features().expect("features"), output);
         }

@@ -334,19 +334,21 @@ impl Sequences {
         let [batch, len, d, n, k] = SIZES;
         let part = |values: &Values, columns| rows_of(values, (len, columns), positions.clone());
         let (seq_len, math, carried) = (positions.len(), Math::F32, true);
-        let case = |op: Op, which: usize, state: &Values| {
+        let case = |op: Op, weights: &[(&'static str, Values)], state: &Values| {
             let keep = Values::U32(vec![keep; batch]);
             let case = Case::random(op, 1).with("xz", part(&self.xz, 2 * d));
             let case = case.with("state", state.clone()).with("keep", keep);
-            let weights = self.weights[which].iter().cloned();
-            weights.fold(case, |case, (name, values)| case.with(name, values))
+            weights
+                .iter()
+                .cloned()
+                .fold(case, |case, (name, values)| case.with(name, values))
         };
         let conv = Conv1d {
             shape: conv_shape([batch, seq_len, d, k]),
             carried,
             math,
         };
-        let [u, conv_state]: [Values; 2] = run(&case(conv.into(), 0, &states.0))
+        let [u, conv_state]: [Values; 2] = run(&case(conv.into(), &self.weights[0], &states.0))
             .try_into()
             .expect("two outputs");
         let scan = Scan {
@@ -354,7 +356,7 @@ impl Sequences {
             carried,
             math,
         };
-        let case = case(scan.into(), 1, &states.1)
+        let case = case(scan.into(), &self.weights[1], &states.1)
             .with("u", u)
             .with("dt", part(&self.dt, d))
             .with("bc", part(&self.bc, 2 * n));

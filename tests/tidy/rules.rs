@@ -162,6 +162,8 @@ fn says_nothing(name: &str) -> bool {
     let name = match name {
         // The standard library's own names.
         "into_inner" | "IntoInnerError" => return false,
+        // The width of Mamba's channels, as its paper and every implementation call it.
+        "d_inner" => return false,
         "new_full" => return true,
         // The CUDA driver's own names carry the version of their interface.
         driver if driver.starts_with("cu") && driver.ends_with("_v2") => return false,
