@@ -168,7 +168,7 @@ pub struct StepInputs {
 /// The state that a step hands to the next one.
 #[derive(Clone, Debug)]
 pub struct Carried {
-    /// Flags of the sequences that go on where their last window ended, [batch] u32; 0 begins anew.
+    /// Flags of the sequences that go on where their last window ended, `[batch]` u32; 0 begins anew.
     pub keep: Slot,
     /// All tensors of the state.
     pub state: Slot,

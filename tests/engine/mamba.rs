@@ -7,7 +7,7 @@ use bitstep::cpu::simd::SimdPath;
 use bitstep::data::Batch;
 use bitstep::engine::recurrent::Start;
 use bitstep::engine::{Hyper, Session};
-use bitstep::error::StepError;
+use bitstep::error::{DeviceError, StepError};
 use bitstep::model::MambaConfig;
 use bitstep::model::mamba::{Mamba, Windows};
 use bitstep::model::mamba_config::{Decay, MambaFamily};
@@ -374,4 +374,14 @@ fn features_go_into_a_backbone_alone() {
         refused,
         Err(StepError::TensorSize { found: 1, .. })
     ));
+}
+
+#[test]
+fn a_gpu_refuses_ops_without_kernels_by_name() {
+    let Some(cuda) = crate::gpu::backend() else {
+        return;
+    };
+    let plan = plan(Windows::Separate, PlanConfig::of(1, 4));
+    let refused = Session::new(cuda, plan).err();
+    assert_eq!(refused, Some(DeviceError::NoCudaOp { op: "conv1d" }));
 }
