@@ -446,3 +446,24 @@ fn the_help_of_each_command() {
     assert_eq!(bitstep(&["train"]).code, 2);
     assert_eq!(bitstep(&["train", "--no-such-option"]).code, 2);
 }
+
+#[test]
+fn a_training_run_has_the_root_of_its_recipes_golden() {
+    let (folder, _) = workplace();
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/llama-tiny.toml");
+    let golden = recipe.with_extension("golden");
+    let golden = bitstep::golden::GoldenFile::read(&golden).expect("the golden");
+    let last = golden.steps.last().expect("steps");
+    let (recipe, out) = (recipe.display().to_string(), path(&folder, "run"));
+    let every = format!("digest.every={}", golden.steps.len());
+    let set = ["--set", &every, "--set", "checkpoint.save_model=false"];
+    let args = [
+        &["train", &recipe, "--out", &out, "--device", "cpu"][..],
+        &set,
+    ]
+    .concat();
+    let ran = bitstep(&args);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let line = &metrics(&out)[golden.steps.len() - 1];
+    assert_eq!(line["root"].as_str(), Some(last.root.to_hex().as_str()));
+}
