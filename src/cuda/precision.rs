@@ -1,14 +1,19 @@
-//! Which ops have kernels in which precision.
+//! Which ops have kernels, and in which precision.
 
 use crate::error::DeviceError;
 use crate::op::Op;
 use crate::shape::Math;
 
-/// Checks that there are kernels for an op's precision.
+/// Checks that there are kernels for an op and its precision.
 ///
 /// # Errors
-/// [`DeviceError::NoPrecision`] names both.
+/// [`DeviceError::NoCudaOp`] names an op that has none at all, [`DeviceError::NoPrecision`] one that has
+/// none in its precision.
 pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
+    if is_missing(op) {
+        let op = op.rule().stem();
+        return Err(DeviceError::NoCudaOp { op });
+    }
     let math = op.rule().math();
     match math == Math::F32 || serves(op) {
         true => Ok(()),
@@ -17,6 +22,20 @@ pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
             precision: math.name(),
         }),
     }
+}
+
+/// Whether an op has no kernels on this device.
+pub(super) fn is_missing(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Conv1d(_)
+            | Op::Conv1dGrad(_)
+            | Op::SplitColumns(_)
+            | Op::SplitColumnsGrad(_)
+            | Op::Scan(_)
+            | Op::ScanGrad(_)
+            | Op::CarryState(_)
+    )
 }
 
 /// Columns of the largest head that attention's kernels take.
@@ -40,7 +59,14 @@ mod tests {
     use crate::op::rope::Heads;
 
     #[test]
-    fn an_op_without_kernels_is_refused_by_name() {
+    fn an_op_without_any_kernels_is_refused_by_name() {
+        let op = crate::op::carry_state::CarryState { elements: 1 }.into();
+        let refused = DeviceError::NoCudaOp { op: "carry_state" };
+        assert_eq!(has_kernels(&op), Err(refused));
+    }
+
+    #[test]
+    fn an_op_without_kernels_in_a_precision_is_refused_by_name() {
         let of = |math, head_dim| {
             let heads = Heads {
                 n_heads: 1,

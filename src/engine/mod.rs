@@ -3,6 +3,7 @@
 //! It owns every decision (when to record, what a proof compares, what a commit moves); a backend
 //! only runs what it is given. Nothing here names a model or a device.
 
+pub mod backbone;
 pub mod checkpoint;
 pub mod generate;
 pub mod guard;
@@ -11,6 +12,7 @@ pub mod init;
 mod inputs;
 pub mod lockstep;
 pub mod prove;
+pub mod recurrent;
 mod root;
 pub mod run;
 pub mod schedule;

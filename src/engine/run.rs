@@ -14,7 +14,6 @@ use crate::error::{ConfigError, Error};
 use crate::io::model_folder::ModelFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
-use crate::model::decoder::Decoder;
 use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig};
 
 /// A training run.
@@ -183,7 +182,7 @@ pub fn plan_of(recipe: &Recipe) -> Result<Plan, Error> {
 /// # Errors
 /// A model folder whose configuration cannot be used.
 pub fn model_of(recipe: &Recipe) -> Result<Box<dyn Model>, ConfigError> {
-    Ok(Box::new(Decoder::new(recipe.model_config()?)))
+    Ok(recipe.model_config()?.model())
 }
 
 fn plan_config(recipe: &Recipe) -> PlanConfig {
@@ -227,7 +226,7 @@ pub fn data_config(recipe: &Recipe) -> Result<DataConfig, ConfigError> {
         batch: data.batch,
         seq_len: data.seq_len,
         seed: recipe.seed,
-        vocab_size: recipe.model_config()?.vocab_size,
+        vocab_size: recipe.model_config()?.vocab_size(),
     })
 }
 

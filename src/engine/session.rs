@@ -229,7 +229,7 @@ impl<B: Backend> Session<B> {
         Ok(values)
     }
 
-    fn write_slot(&mut self, slot: Slot, values: &[f32]) -> Result<(), StepError> {
+    pub(super) fn write_slot(&mut self, slot: Slot, values: &[f32]) -> Result<(), StepError> {
         let core = self.core_mut();
         let spec = core.plan.slots.spec(slot);
         if values.len() != spec.shape.elements() {
@@ -375,11 +375,11 @@ impl<B: Backend> Session<B> {
         each_state!(self, engine => engine.state_name())
     }
 
-    fn core(&self) -> &Core<B> {
+    pub(super) fn core(&self) -> &Core<B> {
         each_state!(self, engine => &engine.core)
     }
 
-    fn core_mut(&mut self) -> &mut Core<B> {
+    pub(super) fn core_mut(&mut self) -> &mut Core<B> {
         each_state!(self, engine => &mut engine.core)
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod atomic;
 pub mod checkpoint;
+mod mamba_json;
 pub mod model_folder;
 mod model_json;
 pub mod recipe;

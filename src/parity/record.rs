@@ -8,7 +8,7 @@ use crate::data::{Batch, IGNORE};
 use crate::engine::Hyper;
 use crate::error::{CheckpointError, ParityError};
 use crate::io::{ModelFolder, TensorFile};
-use crate::model::decoder::Decoder;
+use crate::model::mamba_config::Decay;
 use crate::plan::{Plan, PlanConfig};
 use crate::shape::Math;
 
@@ -108,7 +108,9 @@ impl Reference {
             math,
             ..PlanConfig::of(json.batch, json.seq_len)
         };
-        Plan::build(&Decoder::new(self.model.config().clone()), config)
+        // A record's optimizer decays every tensor of two or more dimensions.
+        let model = self.model.config().clone().with_decay(Decay::Matrices);
+        Plan::build(model.model().as_ref(), config)
     }
 
     /// Checks that the record trains exactly the parameters of the plan.

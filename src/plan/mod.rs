@@ -14,15 +14,18 @@ use crate::model::params::{Init, Training};
 use crate::num::element::encode;
 use crate::num::tree::TokenSum;
 use crate::op::adamw::AdamW;
+use crate::op::carry_state::CarryState;
 use crate::op::clip::{Clip, GradSquares, LossScaling};
 use crate::op::{OpCall, Slot};
 use crate::program::{ProgramBuilder, SlotTable};
 use crate::shape::{DType, Math, Role, TensorSpec};
 
+mod backbone;
 mod head;
 pub mod memory;
 mod place;
 
+pub use backbone::{BackboneOutputs, Features};
 use head::HeadPlan;
 
 /// How sums over tokens are cut.
@@ -156,12 +159,43 @@ pub struct StepInputs {
     /// The loss scale, carried from step to step; `None` where gradients carry none.
     pub loss_scale: Option<Slot>,
     derived: BTreeMap<&'static str, Slot>,
+    /// The recurrent state; `None` for models without one.
+    pub carried: Option<Carried>,
+    /// What the caller of a backbone alone writes; `None` for a model of tokens.
+    pub features: Option<Features>,
+}
+
+/// The state that a step hands to the next one.
+#[derive(Clone, Debug)]
+pub struct Carried {
+    /// Flags of the sequences that go on where their last window ended, `[batch]` u32; 0 begins anew.
+    pub keep: Slot,
+    /// All tensors of the state.
+    pub state: Slot,
+    /// The same tensors as the step leaves them; they become the state when the step is applied.
+    pub next: Slot,
+    /// Each tensor by name, now and next.
+    pub tensors: BTreeMap<String, (Slot, Slot)>,
 }
 
 impl StepInputs {
     /// Tokens of the batch.
     pub fn rows(&self) -> usize {
         self.batch * self.seq_len
+    }
+
+    /// A tensor of the recurrent state, what it becomes, and the flags of the sequences that go on.
+    ///
+    /// # Errors
+    /// [`PlanError::NoGradient`] names a tensor that the model did not declare.
+    pub fn carried(&self, name: &str) -> Result<(Slot, Slot, Slot), PlanError> {
+        let found = self.carried.as_ref().and_then(|carried| {
+            let (state, next) = carried.tensors.get(name)?;
+            Some((*state, *next, carried.keep))
+        });
+        found.ok_or_else(|| PlanError::NoGradient {
+            parameter: name.to_owned(),
+        })
     }
 
     /// The slot of a derived tensor.
@@ -221,6 +255,8 @@ pub struct Plan {
     /// Logits of each row chunk while the head runs: the slot and its first row.
     pub logits: Vec<(Slot, usize)>,
     pub config: PlanConfig,
+    /// What a backbone alone leaves for its caller; `None` for a model of tokens.
+    pub backbone: Option<BackboneOutputs>,
     /// Token ids and targets are below this.
     pub vocab_size: usize,
     pub layout: Layout,
@@ -238,18 +274,33 @@ impl Plan {
     pub fn build(model: &dyn Model, config: PlanConfig) -> Result<Plan, PlanError> {
         let mut program = ProgramBuilder::of(config.math);
         let placed = place::parameters(&mut program, &model.parameters())?;
-        let (inputs, derived) = place::inputs(&mut program, model, &config);
+        let (inputs, derived) = place::inputs(&mut program, model, &config)?;
         let outputs = place::outputs(&mut program, inputs.rows());
         let body_head = model.forward(&mut program, &placed.groups, &inputs)?;
         let body = std::mem::take(&mut program.calls);
-        let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), &config)?;
-
-        program.calls = body.clone();
-        head.evaluate(&mut program);
-        let evaluate = std::mem::take(&mut program.calls);
-
-        program.calls = body.clone();
-        let reached = head.step(&mut program, &body, placed.arenas)?;
+        let (mut logits, mut backbone) = (Vec::new(), None);
+        let (evaluate, reached) = match inputs.features {
+            Some(features) => {
+                program.calls = body.clone();
+                let (reached, left) = backbone::backward(
+                    &mut program,
+                    &body,
+                    (features, body_head.hidden),
+                    (placed.arenas, &config),
+                )?;
+                backbone = Some(left);
+                (body, reached)
+            }
+            None => {
+                let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), &config)?;
+                program.calls = body.clone();
+                head.evaluate(&mut program);
+                let evaluate = std::mem::take(&mut program.calls);
+                program.calls = body.clone();
+                logits = head.logits();
+                (evaluate, head.step(&mut program, &body, placed.arenas)?)
+            }
+        };
         optimizer(&mut program, &placed, &config, (&inputs, outputs));
         let step = std::mem::take(&mut program.calls);
         check_reached(&program.slots, &placed.params, &reached)?;
@@ -264,7 +315,8 @@ impl Plan {
             inputs,
             outputs,
             derived,
-            logits: head.logits(),
+            logits,
+            backbone,
             vocab_size: body_head.vocab_size,
             config,
             layout,
@@ -361,6 +413,14 @@ fn optimizer(
         vec![arenas.grad, inputs.scalars, outputs.report],
         writes,
     );
+    if let Some(carried) = &inputs.carried {
+        let elements = program.slots.spec(carried.state).shape.elements();
+        program.call(
+            CarryState { elements },
+            vec![carried.next, outputs.report],
+            vec![carried.state],
+        );
+    }
 }
 
 fn check_reached(slots: &SlotTable, params: &[Param], reached: &[Slot]) -> Result<(), PlanError> {
