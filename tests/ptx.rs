@@ -6,11 +6,11 @@ use std::path::Path;
 use bitstep::cuda::call::{Arg, DeviceShape, KernelLaunch};
 use bitstep::cuda::issue::launches;
 use bitstep::cuda::module::stem_of;
-use bitstep::cuda::pairs;
 use bitstep::cuda::precision::has_kernels;
 use bitstep::cuda::probe::{Instruction, plan};
 use bitstep::cuda::probe_cases::{Category, Tiles};
 use bitstep::cuda::ptx::PTX;
+use bitstep::cuda::together::groups;
 use bitstep::layout::PlacedCall;
 use bitstep::model::decoder::Decoder;
 use bitstep::model::{Family, ModelConfig};
@@ -192,13 +192,15 @@ fn assert_signature(launch: &KernelLaunch, index: &Value) {
 #[test]
 fn every_launch_has_the_signature_of_its_kernel() {
     let index = index();
-    let (mut reached, mut paired) = (BTreeSet::new(), BTreeSet::new());
+    let (mut reached, mut together) = (BTreeSet::new(), BTreeSet::new());
     for plan in plans() {
         for kind in [ProgramKind::Step, ProgramKind::Evaluate] {
             let calls = plan.layout.place(plan.calls(kind));
-            for launch in pairs::launches(&calls, &DEVICE).into_iter().flatten() {
-                assert_signature(&launch, &index);
-                paired.insert(launch.entry);
+            for group in groups(&calls, &DEVICE).into_iter().flatten() {
+                for launch in &group.launches.launches {
+                    assert_signature(launch, &index);
+                    together.insert(launch.entry);
+                }
             }
             let served = |call: &PlacedCall| has_kernels(&call.call.op).is_ok();
             for call in calls.into_iter().filter(served) {
@@ -215,7 +217,7 @@ fn every_launch_has_the_signature_of_its_kernel() {
         "only {} kernels were reached",
         reached.len()
     );
-    assert!(paired.len() >= 3, "only {paired:?} were reached");
+    assert!(together.len() >= 4, "only {together:?} were reached");
 }
 
 /// The kernel is one for the storage of the op's precision. One that only clears a sum serves all, and products

@@ -21,7 +21,6 @@ mod launch;
 pub mod matmul;
 mod matmul_tensor;
 pub mod module;
-pub mod pairs;
 mod pieces;
 pub mod precision;
 pub mod probe;
@@ -32,6 +31,7 @@ pub mod rms_norm;
 pub mod rope;
 mod rows;
 pub mod swiglu;
+pub mod together;
 pub mod tree_add;
 
 pub use backend::CudaBackend;

@@ -77,6 +77,7 @@ pub const PTX: &[(&str, &str)] = ptx![
     "rope_grad_bf16",
     "rope_grad_f16",
     "rope_grad_f32",
+    "step_end_f32",
     "swiglu_bf16",
     "swiglu_f16",
     "swiglu_f32",
