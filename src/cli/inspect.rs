@@ -119,12 +119,18 @@ fn training_name(training: Training) -> &'static str {
         Training::Decayed => "decayed",
         Training::Undecayed => "undecayed",
         Training::Frozen => "frozen",
+        Training::Packed => "frozen nf4",
     }
 }
 
 /// All parameters, and how many elements each kind has.
 fn parameters_text(plan: &Plan) -> String {
-    let kinds = [Training::Decayed, Training::Undecayed, Training::Frozen];
+    let kinds = [
+        Training::Decayed,
+        Training::Undecayed,
+        Training::Frozen,
+        Training::Packed,
+    ];
     let groups = kinds.map(|kind| {
         let params = plan.params.iter().filter(|p| p.training == kind);
         let sizes = params.map(|p| plan.slots.spec(p.slot).shape.elements());

@@ -7,8 +7,12 @@ use crate::shape::Math;
 /// Checks that there are kernels for an op's precision.
 ///
 /// # Errors
-/// [`DeviceError::NoPrecision`] names both.
+/// [`DeviceError::NoPrecision`] names both; [`DeviceError::NoOp`] an op without any kernel.
 pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
+    if !exists(op) {
+        let op = op.rule().stem();
+        return Err(DeviceError::NoOp { op });
+    }
     let math = op.rule().math();
     match math == Math::F32 || serves(op) {
         true => Ok(()),
@@ -17,6 +21,19 @@ pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
             precision: math.name(),
         }),
     }
+}
+
+/// Whether an op has kernels in any precision.
+fn exists(op: &Op) -> bool {
+    !matches!(
+        op,
+        Op::Dequantise(_)
+            | Op::LoraDown(_)
+            | Op::LoraDownGradInput(_)
+            | Op::LoraUp(_)
+            | Op::LoraUpGradInput(_)
+            | Op::LoraUpGradWeight(_)
+    )
 }
 
 /// Columns of the largest head that attention's kernels take.
@@ -37,7 +54,19 @@ fn serves(op: &Op) -> bool {
 mod tests {
     use super::*;
     use crate::op::attention::{Attention, AttentionShape};
+    use crate::op::nf4::Dequantise;
     use crate::op::rope::Heads;
+
+    #[test]
+    fn an_op_that_the_device_does_not_have_is_refused_by_name() {
+        for math in Math::ALL {
+            let op = Dequantise { elements: 64, math };
+            let refused = Err(DeviceError::NoOp {
+                op: "nf4_dequantise",
+            });
+            assert_eq!(has_kernels(&op.into()), refused);
+        }
+    }
 
     #[test]
     fn an_op_without_kernels_is_refused_by_name() {

@@ -2,9 +2,12 @@
 
 use crate::error::CheckpointError;
 use crate::io::model_folder::ModelFolder;
+use crate::io::peft::AdapterFolder;
+use crate::model::lora::PEFT_PREFIX;
 use crate::model::params::Init;
 use crate::num::normal::fill_normal;
 use crate::num::philox::{Philox, Purpose};
+use crate::num::uniform::fill_uniform;
 use crate::plan::{Param, Plan};
 
 /// Where initial parameters come from.
@@ -30,10 +33,16 @@ impl ParamSource for FreshInit {
 
     fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
         let param: &Param = &plan.params[index];
-        let elements = plan.slots.spec(param.slot).shape.elements();
+        let elements = plan.shape_of(param).elements();
         Ok(match param.init {
             Init::Ones => vec![1.0; elements],
             Init::Zeros => vec![0.0; elements],
+            Init::Uniform { bound } => {
+                let mut values = vec![0.0; elements];
+                let stream = Philox::new(self.seed, Purpose::Init, index as u32);
+                fill_uniform(&mut values, stream, bound);
+                values
+            }
             Init::Normal { std } => {
                 let mut values = vec![0.0; elements];
                 let stream = Philox::new(self.seed, Purpose::Init, index as u32);
@@ -49,7 +58,27 @@ impl ParamSource for ModelFolder {
 
     fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
         let param = &plan.params[index];
-        let shape = plan.slots.spec(param.slot).shape.dims();
-        self.read_f32(&param.name, shape)
+        self.read_f32(&param.name, plan.shape_of(param).dims())
+    }
+}
+
+/// A frozen base and the adapters beside it, each from its folder.
+#[derive(Debug)]
+pub struct AdaptedFolders<'a> {
+    pub base: &'a ModelFolder,
+    pub adapter: &'a AdapterFolder,
+}
+
+impl ParamSource for AdaptedFolders<'_> {
+    type Error = CheckpointError;
+
+    fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
+        let param = &plan.params[index];
+        match param.name.starts_with(PEFT_PREFIX) {
+            true => self
+                .adapter
+                .read_f32(&param.name, plan.shape_of(param).dims()),
+            false => self.base.values(plan, index),
+        }
     }
 }

@@ -9,6 +9,7 @@ pub mod hyper;
 pub mod init;
 mod inputs;
 pub mod lockstep;
+mod packed;
 pub mod prove;
 mod root;
 pub mod run;

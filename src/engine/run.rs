@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::hyper::Hyper;
-use super::init::FreshInit;
+use super::init::{AdaptedFolders, FreshInit};
 use super::schedule::{Schedule, ScheduleKind};
 use super::session::LoadError;
 use super::step::{Observe, StepReport};
@@ -271,6 +271,26 @@ pub fn load_folder<B: Backend>(
     let names: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
     folder.check_all_used(&names)?;
     match trainer.load(folder) {
+        Ok(()) => Ok(()),
+        Err(LoadError::Source(error)) => Err(error.into()),
+        Err(LoadError::Step(error)) => Err(error.into()),
+    }
+}
+
+/// Fills a trainer's parameters from the folder of a base and that of its adapters; every tensor of
+/// both must be used.
+///
+/// # Errors
+/// As [`load_folder`]; an adapter for another base is known by its tensors' names or shapes.
+pub fn load_adapted<B: Backend>(
+    trainer: &mut Trainer<B>,
+    folders: &AdaptedFolders<'_>,
+) -> Result<(), Error> {
+    let plan = trainer.session().plan().clone();
+    let names: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
+    folders.base.check_all_used(&names)?;
+    folders.adapter.check_all_used(&names)?;
+    match trainer.load(folders) {
         Ok(()) => Ok(()),
         Err(LoadError::Source(error)) => Err(error.into()),
         Err(LoadError::Step(error)) => Err(error.into()),

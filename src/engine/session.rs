@@ -16,7 +16,7 @@ use crate::manifest::Manifest;
 use crate::num::element::decode;
 use crate::op::step_values::LossScale;
 use crate::op::{Op, Slot};
-use crate::plan::{Plan, ProgramKind};
+use crate::plan::{Param, Plan, ProgramKind, Stored};
 
 /// An engine in any of its states.
 pub enum Session<B: Backend> {
@@ -190,9 +190,11 @@ impl<B: Backend> Session<B> {
     pub fn load<S: ParamSource>(&mut self, source: &S) -> Result<(), LoadError<S::Error>> {
         let plan = self.core().plan.clone();
         for (index, param) in plan.params.iter().enumerate() {
+            if param.stored == Stored::Maxima {
+                continue;
+            }
             let values = source.values(&plan, index).map_err(LoadError::Source)?;
-            self.write_slot(param.slot, &values)
-                .map_err(LoadError::Step)?;
+            self.write_values(param, &values).map_err(LoadError::Step)?;
         }
         Ok(())
     }
@@ -202,8 +204,8 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A name that no parameter has, a wrong number of values, a device fault.
     pub fn write_param(&mut self, name: &str, values: &[f32]) -> Result<(), StepError> {
-        let slot = self.param_slot(name)?;
-        self.write_slot(slot, values)
+        let param = self.param(name)?;
+        self.write_values(&param, values)
     }
 
     /// Reads one parameter.
@@ -211,8 +213,8 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A name that no parameter has, a device fault.
     pub fn read_param(&mut self, name: &str) -> Result<Vec<f32>, StepError> {
-        let slot = self.param_slot(name)?;
-        Ok(self.read_slot(slot)?)
+        let param = self.param(name)?;
+        Ok(self.read_values(&param)?)
     }
 
     /// Reads the elements of an f32 slot.
@@ -229,7 +231,7 @@ impl<B: Backend> Session<B> {
         Ok(values)
     }
 
-    fn write_slot(&mut self, slot: Slot, values: &[f32]) -> Result<(), StepError> {
+    pub(super) fn write_slot(&mut self, slot: Slot, values: &[f32]) -> Result<(), StepError> {
         let core = self.core_mut();
         let spec = core.plan.slots.spec(slot);
         if values.len() != spec.shape.elements() {
@@ -282,12 +284,12 @@ impl<B: Backend> Session<B> {
         core.guarded(written)
     }
 
-    fn param_slot(&self, name: &str) -> Result<Slot, StepError> {
+    fn param(&self, name: &str) -> Result<Param, StepError> {
         let params = &self.core().plan.params;
         if let Some(param) = params.iter().find(|p| p.name == name) {
-            return Ok(param.slot);
+            return Ok(param.clone());
         }
-        let near = |p: &&crate::plan::Param| (strsim::jaro(name, &p.name) * 1e6) as u64;
+        let near = |p: &&Param| (strsim::jaro(name, &p.name) * 1e6) as u64;
         let nearest = params.iter().max_by_key(near).map(|p| p.name.clone());
         Err(StepError::UnknownTensor {
             name: name.to_owned(),
@@ -379,7 +381,7 @@ impl<B: Backend> Session<B> {
         each_state!(self, engine => &engine.core)
     }
 
-    fn core_mut(&mut self) -> &mut Core<B> {
+    pub(super) fn core_mut(&mut self) -> &mut Core<B> {
         each_state!(self, engine => &mut engine.core)
     }
 }

@@ -26,6 +26,14 @@ pub enum CheckpointError {
     /// The folder's configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// An adapter's configuration asks for what is not done here.
+    #[error("{file}: `{key}`: expected {expected}, found {found}")]
+    Adapter {
+        file: String,
+        key: String,
+        expected: &'static str,
+        found: String,
+    },
     /// The file ends before the eight bytes that give the header's length.
     #[error(
         "{file}: truncated header: expected at least {expected_bytes} bytes, found {found_bytes}"

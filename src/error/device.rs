@@ -137,6 +137,9 @@ pub enum DeviceError {
         op: &'static str,
         precision: &'static str,
     },
+    /// This kind of device has no kernels for an op at all.
+    #[error("{op} has no CUDA kernel yet; use --device cpu")]
+    NoOp { op: &'static str },
     /// The driver failed.
     #[error("{call} failed on {device}: {text}")]
     Driver {

@@ -3,6 +3,7 @@
 pub(crate) mod atomic;
 pub mod model_folder;
 mod model_json;
+pub mod peft;
 pub mod recipe;
 mod recipe_check;
 mod recipe_keys;
@@ -11,6 +12,7 @@ mod tensors_header;
 mod tensors_write;
 
 pub use model_folder::{ModelFolder, write_model_folder};
+pub use peft::{AdapterFolder, write_adapter_folder};
 pub use recipe::Recipe;
 pub use tensors::{StoredType, TensorEntry, TensorFile};
 pub use tensors_write::{F32Tensor, write_f32_tensors};

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod decoder;
+pub mod lora;
 pub mod params;
 
 pub use config::{Family, ModelConfig};

@@ -12,6 +12,10 @@ pub enum Init {
     Normal {
         std: f32,
     },
+    /// Uniform numbers in `[-bound, bound)`, from Philox.
+    Uniform {
+        bound: f32,
+    },
     Ones,
     Zeros,
 }
@@ -25,6 +29,8 @@ pub enum Training {
     Undecayed,
     /// Never changed.
     Frozen,
+    /// Never changed, and stored as NF4.
+    Packed,
 }
 
 /// One named tensor.

@@ -6,7 +6,8 @@ use super::record::Reference;
 use super::{Kind, ParityReport, Row, Tolerances};
 use crate::backend::Backend;
 use crate::engine::Trainer;
-use crate::engine::run::load_folder;
+use crate::engine::init::AdaptedFolders;
+use crate::engine::run::{load_adapted, load_folder};
 use crate::engine::state::FEWEST_WARMUP_STEPS;
 use crate::error::{CheckpointError, Error, StepError};
 use crate::plan::Plan;
@@ -29,7 +30,11 @@ pub fn run<B: Backend>(
     let batches = reference.batches()?;
     let hyper = reference.hyper();
     let mut trainer = Trainer::new(backend, plan.clone(), hyper, FEWEST_WARMUP_STEPS)?;
-    load_folder(&mut trainer, &reference.model)?;
+    let base = &reference.model;
+    match &reference.adapter {
+        None => load_folder(&mut trainer, base)?,
+        Some(adapter) => load_adapted(&mut trainer, &AdaptedFolders { base, adapter })?,
+    }
     let mut rows = Rows {
         tolerances,
         rows: Vec::new(),
@@ -54,7 +59,8 @@ pub fn run<B: Backend>(
         rows.tensor(Kind::GradNorm, &name, (&[report.grad_norm], &[*norm]));
     }
     let end = read_params(&mut trainer, &plan)?;
-    for ((param, start), end) in plan.params.iter().zip(&start).zip(&end) {
+    let moved = plan.params.iter().zip(&start).zip(&end);
+    for ((param, start), end) in moved.filter(|((param, _), _)| param.state.is_some()) {
         let theirs = named(
             reference,
             &plan,

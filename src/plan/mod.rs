@@ -17,7 +17,7 @@ use crate::op::adamw::AdamW;
 use crate::op::clip::{Clip, GradSquares, LossScaling};
 use crate::op::{OpCall, Slot};
 use crate::program::{ProgramBuilder, SlotTable};
-use crate::shape::{DType, Math, Role, TensorSpec};
+use crate::shape::{DType, Math, Role, Shape, TensorSpec};
 
 mod head;
 pub mod memory;
@@ -111,6 +111,23 @@ pub struct Param {
     pub state: Option<ParamState>,
     pub init: Init,
     pub training: Training,
+    pub stored: Stored,
+}
+
+/// How a parameter lies in its slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// As f32.
+    Plain,
+    /// As NF4: the slot holds the codes.
+    Packed {
+        /// The block maxima, which are a parameter of their own.
+        maxima: Slot,
+        /// The shape of the weight.
+        shape: Shape,
+    },
+    /// As f32, but it follows from the parameter before it: the block maxima of NF4.
+    Maxima,
 }
 
 /// The slots AdamW keeps for a parameter.
@@ -300,6 +317,14 @@ impl Plan {
         Some((place, encode(storage, values)?))
     }
 
+    /// The shape of a parameter, as files have it.
+    pub fn shape_of<'a>(&'a self, param: &'a Param) -> &'a Shape {
+        match &param.stored {
+            Stored::Packed { shape, .. } => shape,
+            _ => &self.slots.spec(param.slot).shape,
+        }
+    }
+
     /// Tokens of one step.
     pub fn tokens(&self) -> usize {
         self.inputs.rows()
@@ -309,7 +334,8 @@ impl Plan {
     pub fn parameter_count(&self) -> usize {
         self.params
             .iter()
-            .map(|p| self.slots.spec(p.slot).shape.elements())
+            .filter(|p| p.stored != Stored::Maxima)
+            .map(|p| self.shape_of(p).elements())
             .sum()
     }
 

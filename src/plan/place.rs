@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Param, ParamArenas, ParamSlots, ParamState, PlanConfig, StepInputs, StepOutputs};
+use super::{
+    Param, ParamArenas, ParamSlots, ParamState, PlanConfig, StepInputs, StepOutputs, Stored,
+};
 use crate::error::PlanError;
 use crate::model::Model;
 use crate::model::params::{ParamGroup, Training};
+use crate::num::nf4::{blocks, packed_bytes};
 use crate::op::Slot;
 use crate::op::step_values::{LOSS_SCALE_WORDS, REPORT_WORDS, SCALAR_WORDS};
-use crate::program::ProgramBuilder;
+use crate::program::{PackedPart, ProgramBuilder};
 use crate::shape::{DType, Role, Shape, TensorSpec};
 
 /// A parameter group starts at a multiple of this many elements of its arena.
@@ -81,6 +84,8 @@ pub fn parameters(
             (&mut params, &mut slots),
         )?;
     }
+    let packed: Vec<&ParamGroup> = of(Training::Packed).collect();
+    place_packed(program, &packed, (&mut params, &mut slots))?;
     Ok(Placed {
         params,
         groups: slots,
@@ -125,10 +130,65 @@ fn place_groups<'g>(
                 state,
                 init: tensor.init,
                 training: group.training,
+                stored: Stored::Plain,
             });
             at += tensor.shape.elements();
         }
         start += group.elements().next_multiple_of(GROUP_ALIGNMENT);
+    }
+    Ok(())
+}
+
+/// Codes and block maxima of each tensor, and one scratch for the numbers of any one group.
+fn place_packed(
+    program: &mut ProgramBuilder,
+    groups: &[&ParamGroup],
+    (params, slots): (&mut Vec<Param>, &mut ParamSlots),
+) -> Result<(), PlanError> {
+    let Some(most) = groups.iter().map(|g| g.elements()).max() else {
+        return Ok(());
+    };
+    let storage = program.math.storage();
+    let spec = TensorSpec::new("dequantised", [most], storage, Role::Scratch);
+    let scratch = program.slots.add(spec);
+    for group in groups {
+        let whole = program.slots.view(scratch, 0, &group.name, group.shape())?;
+        slots.0.insert(group.name.clone(), whole);
+        let (mut parts, mut start) = (Vec::new(), 0);
+        for tensor in &group.tensors {
+            let elements = tensor.shape.elements();
+            let mut add = |name: String, count: usize, dtype| {
+                let spec = TensorSpec::new(name, [count], dtype, Role::Frozen);
+                program.slots.add(spec)
+            };
+            let codes = add(tensor.name.clone(), packed_bytes(elements), DType::U8);
+            let name = format!("{}.absmax", tensor.name);
+            let maxima = add(name.clone(), blocks(elements), DType::F32);
+            let view = format!("dequantised.{}", tensor.name);
+            let weight = program
+                .slots
+                .view(scratch, start, view, tensor.shape.clone())?;
+            start += elements;
+            parts.push(PackedPart {
+                codes,
+                maxima,
+                weight,
+            });
+            let shape = tensor.shape.clone();
+            let stored = [Stored::Packed { maxima, shape }, Stored::Maxima];
+            let names = [(tensor.name.clone(), codes), (name, maxima)];
+            for ((name, slot), stored) in names.into_iter().zip(stored) {
+                params.push(Param {
+                    name,
+                    slot,
+                    state: None,
+                    init: tensor.init,
+                    training: group.training,
+                    stored,
+                });
+            }
+        }
+        program.pack(whole, parts);
     }
     Ok(())
 }
