@@ -62,23 +62,34 @@ impl ParamSource for ModelFolder {
     }
 }
 
-/// A frozen base and the adapters beside it, each from its folder.
-#[derive(Debug)]
-pub struct AdaptedFolders<'a> {
-    pub base: &'a ModelFolder,
-    pub adapter: &'a AdapterFolder,
+/// Where the adapters beside a base come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Adapters<'a> {
+    Folder(&'a AdapterFolder),
+    Fresh(FreshInit),
 }
 
-impl ParamSource for AdaptedFolders<'_> {
+/// A base from its folder and the adapters beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Adapted<'a> {
+    pub base: &'a ModelFolder,
+    pub adapters: Adapters<'a>,
+}
+
+impl ParamSource for Adapted<'_> {
     type Error = CheckpointError;
 
     fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
         let param = &plan.params[index];
-        match param.name.starts_with(PEFT_PREFIX) {
-            true => self
-                .adapter
-                .read_f32(&param.name, plan.shape_of(param).dims()),
-            false => self.base.values(plan, index),
+        if !param.name.starts_with(PEFT_PREFIX) {
+            return self.base.values(plan, index);
+        }
+        match self.adapters {
+            Adapters::Folder(folder) => folder.read_f32(&param.name, plan.shape_of(param).dims()),
+            Adapters::Fresh(fresh) => match fresh.values(plan, index) {
+                Ok(values) => Ok(values),
+                Err(never) => match never {},
+            },
         }
     }
 }

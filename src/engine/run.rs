@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::hyper::Hyper;
-use super::init::{AdaptedFolders, FreshInit};
+use super::init::{Adapted, Adapters, FreshInit};
 use super::schedule::{Schedule, ScheduleKind};
 use super::session::LoadError;
 use super::step::{Observe, StepReport};
@@ -80,7 +80,11 @@ impl<B: Backend> Run<B> {
                 Err(LoadError::Source(never)) => match never {},
                 Err(LoadError::Step(error)) => Err(error.into()),
             },
-            Some(folder) => load_folder(&mut self.trainer, &ModelFolder::open(&folder)?),
+            Some(folder) => {
+                let base = &ModelFolder::open(&folder)?;
+                let adapters = Adapters::Fresh(FreshInit { seed });
+                load_adapted(&mut self.trainer, &Adapted { base, adapters })
+            }
         }
     }
 
@@ -183,7 +187,11 @@ pub fn plan_of(recipe: &Recipe) -> Result<Plan, Error> {
 /// # Errors
 /// A model folder whose configuration cannot be used.
 pub fn model_of(recipe: &Recipe) -> Result<Box<dyn Model>, ConfigError> {
-    Ok(Box::new(Decoder::new(recipe.model_config()?)))
+    let config = recipe.model_config()?;
+    Ok(Box::new(match recipe.lora.config() {
+        None => Decoder::new(config),
+        Some(lora) => Decoder::with_adapters(config, lora),
+    }))
 }
 
 fn plan_config(recipe: &Recipe) -> PlanConfig {
@@ -277,19 +285,21 @@ pub fn load_folder<B: Backend>(
     }
 }
 
-/// Fills a trainer's parameters from the folder of a base and that of its adapters; every tensor of
-/// both must be used.
+/// Fills a trainer's parameters from the folder of a base and its adapters, if it has some, from
+/// theirs or afresh; every tensor of a folder must be used.
 ///
 /// # Errors
 /// As [`load_folder`]; an adapter for another base is known by its tensors' names or shapes.
 pub fn load_adapted<B: Backend>(
     trainer: &mut Trainer<B>,
-    folders: &AdaptedFolders<'_>,
+    folders: &Adapted<'_>,
 ) -> Result<(), Error> {
     let plan = trainer.session().plan().clone();
     let names: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
     folders.base.check_all_used(&names)?;
-    folders.adapter.check_all_used(&names)?;
+    if let Adapters::Folder(adapter) = &folders.adapters {
+        adapter.check_all_used(&names)?;
+    }
     match trainer.load(folders) {
         Ok(()) => Ok(()),
         Err(LoadError::Source(error)) => Err(error.into()),

@@ -43,8 +43,9 @@ impl KeySpec {
 }
 
 /// The sections, in the order the canonical text has them.
-pub(super) const SECTIONS: [&str; 8] = [
+pub(super) const SECTIONS: [&str; 9] = [
     "model",
+    "lora",
     "data",
     "optimizer",
     "schedule",
@@ -89,7 +90,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 43] = {
+pub(super) const KEYS: [KeySpec; 48] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -117,6 +118,15 @@ pub(super) const KEYS: [KeySpec; 43] = {
         key("model.tie_embeddings", Expected::Flag, Flag(false)),
         key("model.max_seq_len", SIZE, Derived),
         key("model.init_std", NOT_NEGATIVE, Number(0.02)),
+        key("lora.rank", SIZE, Stays),
+        key("lora.alpha", POSITIVE, Derived),
+        key("lora.targets", Expected::ListOf(&PROJECTIONS), Derived),
+        key(
+            "lora.norms",
+            Expected::OneOf(&["frozen", "trained"]),
+            Derived,
+        ),
+        key("lora.base", Expected::OneOf(&["plain", "nf4"]), Derived),
         key("data.source", Expected::OneOf(&SOURCES), Text("sums")),
         key("data.path", Expected::Text, Stays),
         key("data.tokenizer", Expected::Text, Text("bytes")),
@@ -166,6 +176,9 @@ pub(super) const KEYS: [KeySpec; 43] = {
 
 /// The model families a recipe can name.
 pub(super) const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+
+/// The projections on which a recipe can put adapters, by their short names.
+pub(super) const PROJECTIONS: [&str; 7] = ["q", "k", "v", "o", "gate", "up", "down"];
 
 /// The data sources a recipe can name.
 const SOURCES: [&str; 4] = ["sums", "text", "bin", "llmc"];

@@ -232,3 +232,7 @@ impl LoraConfig {
         ]
     }
 }
+
+#[cfg(test)]
+#[path = "lora_tests.rs"]
+mod tests;

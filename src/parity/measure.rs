@@ -6,7 +6,7 @@ use super::record::Reference;
 use super::{Kind, ParityReport, Row, Tolerances};
 use crate::backend::Backend;
 use crate::engine::Trainer;
-use crate::engine::init::AdaptedFolders;
+use crate::engine::init::{Adapted, Adapters};
 use crate::engine::run::{load_adapted, load_folder};
 use crate::engine::state::FEWEST_WARMUP_STEPS;
 use crate::error::{CheckpointError, Error, StepError};
@@ -33,7 +33,10 @@ pub fn run<B: Backend>(
     let base = &reference.model;
     match &reference.adapter {
         None => load_folder(&mut trainer, base)?,
-        Some(adapter) => load_adapted(&mut trainer, &AdaptedFolders { base, adapter })?,
+        Some(adapter) => {
+            let adapters = Adapters::Folder(adapter);
+            load_adapted(&mut trainer, &Adapted { base, adapters })?
+        }
     }
     let mut rows = Rows {
         tolerances,
@@ -161,6 +164,32 @@ fn norm_of(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::CpuBackend;
+    use crate::cpu::context::CpuContext;
+    use crate::cpu::simd::SimdPath;
+
+    /// The worst error of each kind, for a record of adapters.
+    fn adapters(name: &str) -> ParityReport {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let reference = Reference::open(&root.join("tests/fixtures").join(name)).unwrap();
+        let context = CpuContext::new(SimdPath::Scalar, 1).unwrap();
+        let backend = CpuBackend::new(context);
+        let report = run(&reference, Math::F32, backend, &Tolerances::default()).unwrap();
+        for kind in Kind::ALL {
+            println!("{name}: {:?}", report.worst(kind));
+        }
+        report
+    }
+
+    #[test]
+    fn adapters_over_plain_and_packed_bases_hold() {
+        for (name, trained) in [("lora-qv", 8), ("qlora-nf4-all", 28)] {
+            let report = adapters(name);
+            assert!(report.holds(), "{name}");
+            assert_eq!(report.of(Kind::Gradient).count(), trained);
+            assert_eq!(report.of(Kind::Change).count(), trained);
+        }
+    }
 
     #[test]
     fn errors_are_relative_to_the_record() {
