@@ -5,6 +5,7 @@ use crate::io::model_folder::ModelFolder;
 use crate::io::peft::AdapterFolder;
 use crate::model::lora::PEFT_PREFIX;
 use crate::model::params::Init;
+use crate::num::nf4::Packed;
 use crate::num::normal::fill_normal;
 use crate::num::philox::{Philox, Purpose};
 use crate::num::uniform::fill_uniform;
@@ -20,6 +21,15 @@ pub trait ParamSource {
     /// # Errors
     /// A tensor that is missing or has another shape.
     fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error>;
+
+    /// Codes and block maxima of parameter `index`, which is stored as NF4; `None` when they are made
+    /// from its values.
+    ///
+    /// # Errors
+    /// As [`ParamSource::values`].
+    fn packed(&self, _plan: &Plan, _index: usize) -> Result<Option<Packed>, Self::Error> {
+        Ok(None)
+    }
 }
 
 /// Fresh parameters: a function of the seed and the parameter's place in parameter order.
@@ -60,6 +70,11 @@ impl ParamSource for ModelFolder {
         let param = &plan.params[index];
         self.read_f32(&param.name, plan.shape_of(param).dims())
     }
+
+    fn packed(&self, plan: &Plan, index: usize) -> Result<Option<Packed>, Self::Error> {
+        let param = &plan.params[index];
+        self.read_nf4(&param.name, plan.shape_of(param).dims())
+    }
 }
 
 /// Where the adapters beside a base come from.
@@ -91,5 +106,9 @@ impl ParamSource for Adapted<'_> {
                 Err(never) => match never {},
             },
         }
+    }
+
+    fn packed(&self, plan: &Plan, index: usize) -> Result<Option<Packed>, Self::Error> {
+        self.base.packed(plan, index)
     }
 }

@@ -3,7 +3,7 @@
 use super::session::Session;
 use crate::backend::Backend;
 use crate::error::{DeviceError, StepError};
-use crate::num::nf4;
+use crate::num::nf4::{self, Packed};
 use crate::op::Slot;
 use crate::plan::{Param, Stored};
 
@@ -20,9 +20,35 @@ impl<B: Backend> Session<B> {
                 found: values.len(),
             });
         }
-        let packed = nf4::quantise(values);
+        self.write_codes((param, *maxima), &nf4::quantise(values))
+    }
+
+    /// Writes the codes and block maxima of a parameter that is stored as NF4.
+    pub(super) fn write_packed(&mut self, param: &Param, packed: &Packed) -> Result<(), StepError> {
+        match param.stored {
+            Stored::Packed { maxima, .. } => self.write_codes((param, maxima), packed),
+            _ => Err(StepError::UnknownTensor {
+                name: format!("{}.absmax", param.name),
+                nearest: param.name.clone(),
+            }),
+        }
+    }
+
+    fn write_codes(
+        &mut self,
+        (param, maxima): (&Param, Slot),
+        packed: &Packed,
+    ) -> Result<(), StepError> {
+        let spec = self.plan().slots.spec(param.slot);
+        if packed.bytes.len() != spec.bytes() {
+            return Err(StepError::TensorSize {
+                name: param.name.clone(),
+                expected: spec.bytes(),
+                found: packed.bytes.len(),
+            });
+        }
         self.write_bytes(param.slot, &packed.bytes)?;
-        self.write_slot(*maxima, &packed.maxima)
+        self.write_slot(maxima, &packed.maxima)
     }
 
     /// Reads the values of a parameter; one stored as NF4 is dequantised.

@@ -12,10 +12,11 @@ use crate::backend::Backend;
 use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat};
 use crate::error::{ConfigError, Error};
 use crate::io::model_folder::ModelFolder;
+use crate::io::nf4_folder::companions;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
 use crate::model::decoder::Decoder;
-use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig};
+use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig, Stored};
 
 /// A training run.
 pub struct Run<B: Backend> {
@@ -267,6 +268,15 @@ fn schedule_of(recipe: &Recipe) -> Schedule {
     }
 }
 
+/// The names of the tensors that a plan has a place for.
+fn used_names(plan: &Plan) -> Vec<String> {
+    let mut names: Vec<String> = plan.params.iter().map(|p| p.name.clone()).collect();
+    let packed = plan.params.iter();
+    let packed = packed.filter(|p| matches!(p.stored, Stored::Packed { .. }));
+    names.extend(packed.flat_map(|p| companions(&p.name)));
+    names
+}
+
 /// Fills a trainer's parameters from a folder; every tensor of the folder must be used.
 ///
 /// # Errors
@@ -276,7 +286,8 @@ pub fn load_folder<B: Backend>(
     folder: &ModelFolder,
 ) -> Result<(), Error> {
     let plan = trainer.session().plan().clone();
-    let names: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
+    let names = used_names(&plan);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     folder.check_all_used(&names)?;
     match trainer.load(folder) {
         Ok(()) => Ok(()),
@@ -295,7 +306,8 @@ pub fn load_adapted<B: Backend>(
     folders: &Adapted<'_>,
 ) -> Result<(), Error> {
     let plan = trainer.session().plan().clone();
-    let names: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
+    let names = used_names(&plan);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     folders.base.check_all_used(&names)?;
     if let Adapters::Folder(adapter) = &folders.adapters {
         adapter.check_all_used(&names)?;

@@ -193,6 +193,12 @@ impl<B: Backend> Session<B> {
             if param.stored == Stored::Maxima {
                 continue;
             }
+            if matches!(param.stored, Stored::Packed { .. })
+                && let Some(packed) = source.packed(&plan, index).map_err(LoadError::Source)?
+            {
+                self.write_packed(param, &packed).map_err(LoadError::Step)?;
+                continue;
+            }
             let values = source.values(&plan, index).map_err(LoadError::Source)?;
             self.write_values(param, &values).map_err(LoadError::Step)?;
         }

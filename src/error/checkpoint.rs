@@ -34,6 +34,14 @@ pub enum CheckpointError {
         expected: &'static str,
         found: String,
     },
+    /// A quantised weight is not what can be computed with here.
+    #[error("{tensor}: `{field}` of its quantisation: expected {expected}, found {found}")]
+    Quantisation {
+        tensor: String,
+        field: &'static str,
+        expected: &'static str,
+        found: String,
+    },
     /// The file ends before the eight bytes that give the header's length.
     #[error(
         "{file}: truncated header: expected at least {expected_bytes} bytes, found {found_bytes}"

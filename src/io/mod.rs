@@ -3,6 +3,7 @@
 pub(crate) mod atomic;
 pub mod model_folder;
 mod model_json;
+pub mod nf4_folder;
 pub mod peft;
 pub mod recipe;
 mod recipe_check;
