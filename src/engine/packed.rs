@@ -74,7 +74,7 @@ impl<B: Backend> Session<B> {
         core.guarded(written)
     }
 
-    fn read_bytes(&mut self, slot: Slot) -> Result<Vec<u8>, DeviceError> {
+    pub(super) fn read_bytes(&mut self, slot: Slot) -> Result<Vec<u8>, DeviceError> {
         let core = self.core_mut();
         let region = core.plan.layout.region(slot);
         let mut bytes = vec![0; region.bytes];

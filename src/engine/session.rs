@@ -13,10 +13,11 @@ use crate::data::Batch;
 use crate::error::{CaptureError, DeviceError, StepError};
 use crate::layout::{PlacedCall, Region};
 use crate::manifest::Manifest;
-use crate::num::element::decode;
+use crate::num::element::{decode, encode};
 use crate::op::step_values::LossScale;
 use crate::op::{Op, Slot};
 use crate::plan::{Param, Plan, ProgramKind, Stored};
+use crate::shape::DType;
 
 /// An engine in any of its states.
 pub enum Session<B: Backend> {
@@ -223,12 +224,17 @@ impl<B: Backend> Session<B> {
         Ok(self.read_values(&param)?)
     }
 
-    /// Reads the elements of an f32 slot.
+    /// Reads the elements of a slot of floats, as f32; those of any other slot are none.
     ///
     /// # Errors
     /// A device fault.
     pub fn read_slot(&mut self, slot: Slot) -> Result<Vec<f32>, DeviceError> {
         let core = self.core_mut();
+        let dtype = core.plan.slots.spec(slot).dtype;
+        if dtype != DType::F32 {
+            let bytes = self.read_bytes(slot)?;
+            return Ok(decode(dtype, &bytes).unwrap_or_default());
+        }
         let region = core.plan.layout.region(slot);
         let mut values = vec![0.0f32; region.bytes / 4];
         let bytes = bytemuck::cast_slice_mut(&mut values);
@@ -248,7 +254,11 @@ impl<B: Backend> Session<B> {
             });
         }
         let region = core.plan.layout.region(slot);
-        let bytes = bytemuck::cast_slice(values);
+        let narrow = match spec.dtype {
+            DType::F32 => None,
+            dtype => encode(dtype, values),
+        };
+        let bytes = narrow.as_deref().unwrap_or(bytemuck::cast_slice(values));
         let written = core.backend.write(&mut core.arena, region, bytes);
         core.guarded(written)?;
         if let Some((region, bytes)) = core.plan.shadow_of(slot, values) {

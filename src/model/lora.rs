@@ -169,9 +169,12 @@ impl LoraConfig {
         if self.norms == Norms::Trained && group.name.ends_with("norm.weight") {
             return Training::Undecayed;
         }
-        match self.base == Base::Nf4 && group.name.ends_with("proj.weight") {
-            true => Training::Packed,
-            false => Training::Frozen,
+        let projection = group.name.ends_with("proj.weight");
+        match self.base {
+            Base::Nf4 if projection => Training::Packed,
+            Base::Plain if projection => Training::FrozenProduct,
+            _ if group.name == "lm_head.weight" => Training::FrozenProduct,
+            _ => Training::Frozen,
         }
     }
 

@@ -134,6 +134,20 @@ fn a_packed_base_has_codes_maxima_and_one_scratch() {
 }
 
 #[test]
+fn a_frozen_projection_is_stored_as_products_read_it_and_nothing_else() {
+    for math in Math::ALL {
+        let plan = plan_in(math, lora(&Projection::ALL)).expect("the model plans");
+        let frozen = plan.params.iter();
+        let frozen = frozen.filter(|p| p.training == Training::FrozenProduct);
+        assert_eq!(frozen.clone().count(), 15, "the head and the projections");
+        for param in frozen {
+            assert_eq!(plan.slots.spec(param.slot).dtype, math.storage());
+            assert!(plan.shadow_of(param.slot, &[]).is_none(), "{}", param.name);
+        }
+    }
+}
+
+#[test]
 fn a_rank_of_zero_or_above_a_dimension_is_refused() {
     for (rank, targets) in [(0, [Projection::Query]), (11, [Projection::Value])] {
         let mut config = lora(&targets);

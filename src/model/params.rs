@@ -29,6 +29,8 @@ pub enum Training {
     Undecayed,
     /// Never changed.
     Frozen,
+    /// Never changed and read by products alone, so it is stored as they read it.
+    FrozenProduct,
     /// Never changed, and stored as NF4.
     Packed,
 }

@@ -168,26 +168,28 @@ mod tests {
     use crate::cpu::context::CpuContext;
     use crate::cpu::simd::SimdPath;
 
-    /// The worst error of each kind, for a record of adapters.
-    fn adapters(name: &str) -> ParityReport {
+    /// The comparisons with a record of adapters, computed as `math` says.
+    fn adapters(name: &str, math: Math) -> ParityReport {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let reference = Reference::open(&root.join("tests/fixtures").join(name)).unwrap();
         let context = CpuContext::new(SimdPath::Scalar, 1).unwrap();
-        let backend = CpuBackend::new(context);
-        let report = run(&reference, Math::F32, backend, &Tolerances::default()).unwrap();
+        let tolerances = Tolerances::of_math(math);
+        let report = run(&reference, math, CpuBackend::new(context), &tolerances).unwrap();
         for kind in Kind::ALL {
-            println!("{name}: {:?}", report.worst(kind));
+            println!("{name} {math}: {:?}", report.worst(kind));
         }
         report
     }
 
     #[test]
-    fn adapters_over_plain_and_packed_bases_hold() {
+    fn adapters_over_plain_and_packed_bases_hold_in_every_domain() {
         for (name, trained) in [("lora-qv", 8), ("qlora-nf4-all", 28)] {
-            let report = adapters(name);
-            assert!(report.holds(), "{name}");
-            assert_eq!(report.of(Kind::Gradient).count(), trained);
-            assert_eq!(report.of(Kind::Change).count(), trained);
+            for math in Math::ALL {
+                let report = adapters(name, math);
+                assert!(report.holds(), "{name} {math}");
+                assert_eq!(report.of(Kind::Gradient).count(), trained);
+                assert_eq!(report.of(Kind::Change).count(), trained);
+            }
         }
     }
 

@@ -41,11 +41,7 @@ pub fn parameters(
         }
     }
     let of = |training: Training| groups.iter().filter(move |g| g.training == training);
-    let size = |training| -> usize {
-        of(training)
-            .map(|g| g.elements().next_multiple_of(GROUP_ALIGNMENT))
-            .sum()
-    };
+    let size = |training| size_of(groups, training);
     let decayed = size(Training::Decayed);
     let trained = decayed + size(Training::Undecayed);
     let mut arena = |name: &str, role| {
@@ -84,6 +80,7 @@ pub fn parameters(
             (&mut params, &mut slots),
         )?;
     }
+    place_products(program, groups, (&mut params, &mut slots))?;
     let packed: Vec<&ParamGroup> = of(Training::Packed).collect();
     place_packed(program, &packed, (&mut params, &mut slots))?;
     Ok(Placed {
@@ -137,6 +134,32 @@ fn place_groups<'g>(
         start += group.elements().next_multiple_of(GROUP_ALIGNMENT);
     }
     Ok(())
+}
+
+/// Elements of all groups of a kind, each padded to where the next may start.
+fn size_of(groups: &[ParamGroup], training: Training) -> usize {
+    let groups = groups.iter().filter(|g| g.training == training);
+    groups
+        .map(|g| g.elements().next_multiple_of(GROUP_ALIGNMENT))
+        .sum()
+}
+
+/// Frozen weights that products alone read, stored as they read them.
+fn place_products(
+    program: &mut ProgramBuilder,
+    groups: &[ParamGroup],
+    targets: (&mut Vec<Param>, &mut ParamSlots),
+) -> Result<(), PlanError> {
+    let kind = Training::FrozenProduct;
+    let elements = size_of(groups, kind);
+    if elements == 0 {
+        return Ok(());
+    }
+    let storage = program.math.storage();
+    let spec = TensorSpec::new("frozen_products", [elements], storage, Role::Frozen);
+    let root = program.slots.add(spec);
+    let groups = groups.iter().filter(|g| g.training == kind);
+    place_groups(program, groups, (root, None), targets)
 }
 
 /// Codes and block maxima of each tensor, and one scratch for the numbers of any one group.
