@@ -54,17 +54,26 @@ fn serves(op: &Op) -> bool {
 mod tests {
     use super::*;
     use crate::op::attention::{Attention, AttentionShape};
+    use crate::op::lora::LoraDown;
     use crate::op::nf4::Dequantise;
     use crate::op::rope::Heads;
 
     #[test]
     fn an_op_that_the_device_does_not_have_is_refused_by_name() {
         for math in Math::ALL {
-            let op = Dequantise { elements: 64, math };
-            let refused = Err(DeviceError::NoOp {
-                op: "nf4_dequantise",
-            });
-            assert_eq!(has_kernels(&op.into()), refused);
+            let down = LoraDown {
+                rows: 1,
+                n_in: 1,
+                ranks: 1,
+                math,
+            };
+            let packed = Dequantise { elements: 64, math };
+            for (call, op) in [
+                (Op::from(packed), "nf4_dequantise"),
+                (Op::from(down), "lora_down"),
+            ] {
+                assert_eq!(has_kernels(&call), Err(DeviceError::NoOp { op }));
+            }
         }
     }
 

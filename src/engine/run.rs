@@ -10,9 +10,10 @@ use super::step::{Observe, StepReport};
 use super::trainer::Trainer;
 use crate::backend::Backend;
 use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat};
-use crate::error::{ConfigError, Error};
+use crate::error::{CheckpointError, ConfigError, Error};
 use crate::io::model_folder::ModelFolder;
 use crate::io::nf4_folder::companions;
+use crate::io::peft::AdapterFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
 use crate::model::decoder::Decoder;
@@ -83,7 +84,9 @@ impl<B: Backend> Run<B> {
             },
             Some(folder) => {
                 let base = &ModelFolder::open(&folder)?;
-                let adapters = Adapters::Fresh(FreshInit { seed });
+                let folder = adapter_of(&self.recipe)?;
+                let fresh = Adapters::Fresh(FreshInit { seed });
+                let adapters = folder.as_ref().map_or(fresh, Adapters::Folder);
                 load_adapted(&mut self.trainer, &Adapted { base, adapters })
             }
         }
@@ -266,6 +269,16 @@ fn schedule_of(recipe: &Recipe) -> Schedule {
         steps: recipe.steps,
         floor: recipe.schedule.floor,
     }
+}
+
+/// The adapters that a recipe trains on, if it names some.
+fn adapter_of(recipe: &Recipe) -> Result<Option<AdapterFolder>, CheckpointError> {
+    let (Some(path), Some(lora)) = (&recipe.lora.adapter, recipe.lora.config()) else {
+        return Ok(None);
+    };
+    let folder = AdapterFolder::open(&recipe.resolve(path))?;
+    folder.check_scale(&lora)?;
+    Ok(Some(folder))
 }
 
 /// The names of the tensors that a plan has a place for.

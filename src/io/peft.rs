@@ -78,6 +78,24 @@ impl AdapterFolder {
         &self.config
     }
 
+    /// Checks that the folder's adapters are applied as `wanted` says; their ranks and places show in
+    /// the tensors' shapes and names.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Adapter`] for another rank or another alpha.
+    pub fn check_scale(&self, wanted: &LoraConfig) -> Result<(), CheckpointError> {
+        let file = format!("{}/{CONFIG}", self.path);
+        let found = &self.config;
+        if found.rank != wanted.rank {
+            return Err(refused(&file, "r", "the recipe's lora.rank", found.rank));
+        }
+        if found.alpha != wanted.alpha {
+            let expected = "the recipe's lora.alpha";
+            return Err(refused(&file, "lora_alpha", expected, found.alpha));
+        }
+        Ok(())
+    }
+
     /// A tensor as f32; see [`TensorFile::read_f32`].
     ///
     /// # Errors

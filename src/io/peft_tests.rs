@@ -45,6 +45,19 @@ fn an_adapter_for_another_base_is_refused_by_its_tensors() {
 }
 
 #[test]
+fn another_rank_or_alpha_than_the_recipes_is_refused() {
+    let folder = AdapterFolder::open(&fixture("lora-qv")).unwrap();
+    let mut wanted = folder.config().clone();
+    assert!(folder.check_scale(&wanted).is_ok());
+    wanted.alpha = 8.0;
+    let refused = folder.check_scale(&wanted).unwrap_err();
+    assert!(matches!(refused, CheckpointError::Adapter { key, .. } if key == "lora_alpha"));
+    wanted.rank = 4;
+    let refused = folder.check_scale(&wanted).unwrap_err();
+    assert!(matches!(refused, CheckpointError::Adapter { key, .. } if key == "r"));
+}
+
+#[test]
 fn what_would_be_another_function_is_refused_by_its_key() {
     assert!(changed(|_| {}).is_ok());
     let cases: [(&str, Value); 8] = [

@@ -105,6 +105,10 @@ pub struct LoraSection {
     /// How the projections of the base are stored: `plain` or `nf4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// A PEFT folder whose adapters are trained on, relative to the recipe file's folder; drawn afresh
+    /// when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
 }
 
 impl LoraSection {

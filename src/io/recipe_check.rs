@@ -400,6 +400,13 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
             beside: "a precision.domain other than \"f16.sm90\"",
         });
     }
+    if recipe.lora.adapter.is_some() && recipe.model_folder().is_none() {
+        return Err(ConfigError::Conflict {
+            file: file.to_string(),
+            key: "lora.adapter",
+            beside: "a fresh model, which no adapter was trained for",
+        });
+    }
     check_source(recipe, file)
 }
 

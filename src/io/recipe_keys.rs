@@ -90,7 +90,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 48] = {
+pub(super) const KEYS: [KeySpec; 49] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -126,6 +126,7 @@ pub(super) const KEYS: [KeySpec; 48] = {
             Expected::OneOf(&["frozen", "trained"]),
             Derived,
         ),
+        key("lora.adapter", Expected::Text, Stays),
         key("lora.base", Expected::OneOf(&["plain", "nf4"]), Derived),
         key("data.source", Expected::OneOf(&SOURCES), Text("sums")),
         key("data.path", Expected::Text, Stays),

@@ -183,6 +183,17 @@ fn adapters_without_a_rank_or_on_what_is_no_projection_are_refused() {
     ));
     let mut recipe = small();
     recipe.set("lora.rank=4").expect("an integer");
+    let fresh = recipe.set("lora.adapter=there");
+    assert!(
+        matches!(
+            fresh,
+            Err(ConfigError::Conflict {
+                key: "lora.adapter",
+                ..
+            })
+        ),
+        "{fresh:?}"
+    );
     for targets in ["q,x", "q,q", ""] {
         let error = recipe.set(&format!("lora.targets={targets}"));
         assert!(

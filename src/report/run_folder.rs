@@ -208,6 +208,9 @@ fn recipe_text(recipe: &Recipe) -> Result<String, Error> {
     if let ModelSection::Folder(folder) = &mut moved.model {
         folder.path = absolute(&folder.path);
     }
+    if let Some(path) = &mut moved.lora.adapter {
+        *path = absolute(path);
+    }
     Ok(moved.to_toml()?)
 }
 
