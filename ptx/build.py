@@ -89,12 +89,19 @@ def compile_alone(path):
 
 def compile_here(name):
     headers = sorted(HERE.glob("*.cuh"))
-    lib, result = load_nvrtc(), []
-    thread = threading.Thread(target=lambda: result.append(compile_ptx(lib, HERE / name, headers)))
+    lib, result, faults = load_nvrtc(), [], []
+
+    def work():
+        try:
+            result.append(compile_ptx(lib, HERE / name, headers))
+        except SystemExit as fault:  # it would end the thread alone, and say nothing
+            faults.append(fault.code)
+
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     if not result:
-        sys.exit(1)
+        sys.exit(faults[0] if faults else 1)
     sys.stdout.buffer.write(result[0])
 
 

@@ -141,6 +141,43 @@ impl<'a> GradBuilder<'a> {
             })
     }
 
+    /// The gradients of a tensor that several calls have read whole, each with a gradient of its own: that
+    /// of the tensor itself first, then those of the views that cover it, in slot order.
+    ///
+    /// # Errors
+    /// [`PlanError::MissingGradient`] when no later call produced one.
+    pub fn incoming_parts(&self, slot: Slot, op: &'static str) -> Result<Vec<Slot>, PlanError> {
+        let place = self.program.slots.root(slot);
+        let parts = self.gradients.iter();
+        let parts: Vec<Slot> = parts
+            .filter(|(s, _)| self.program.slots.root(**s) == place)
+            .map(|(_, &gradient)| gradient)
+            .collect();
+        match parts.is_empty() {
+            true => Err(PlanError::MissingGradient {
+                op,
+                tensor: self.name(slot),
+            }),
+            false => Ok(parts),
+        }
+    }
+
+    /// Where an op that can only assign puts its part of the gradient of a tensor that others read too,
+    /// when it reads the tensor through a view of its own.
+    ///
+    /// # Errors
+    /// [`PlanError::SecondGradient`] when the view has a gradient already.
+    pub fn own_activation_target(
+        &mut self,
+        slot: Slot,
+        op: &'static str,
+    ) -> Result<Slot, PlanError> {
+        match self.gradients.contains_key(&slot) {
+            true => Err(self.second(slot, op)),
+            false => Ok(self.add_gradient(slot)),
+        }
+    }
+
     /// Where an op that can add puts the gradient of an activation.
     pub fn activation_target(&mut self, slot: Slot) -> (Slot, Store) {
         match self.gradients.get(&slot) {

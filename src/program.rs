@@ -70,6 +70,13 @@ impl SlotTable {
         &self.defs[slot.index()].spec
     }
 
+    /// Changes what the slot that owns the place of `slot` is for, and with it how long it lives.
+    pub fn set_role(&mut self, slot: Slot, role: Role) {
+        let (root, _) = self.root(slot);
+        self.defs[root.index()].spec.role = role;
+        self.defs[slot.index()].spec.role = role;
+    }
+
     /// The slots in table order.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &SlotDef)> {
         self.defs

@@ -34,8 +34,8 @@ impl Doctor {
         for gpu in usable.iter().filter(|_| self.probe) {
             let report = probe(gpu.ordinal)?;
             say!("{report}");
-            let all = [Kind::Bf16, Kind::F16, Kind::Tf32];
-            if gpu.capability == HOPPER && !all.iter().all(|&kind| report.proven(kind)) {
+            let proven = Kind::ALL.iter().all(|&kind| report.proven(kind));
+            if gpu.capability == HOPPER && !proven {
                 outcome = ExitCode::Differs;
             }
         }

@@ -16,7 +16,6 @@ use crate::engine::run::load_folder;
 use crate::engine::{Hyper, Trainer};
 use crate::error::{Error, ExitCode};
 use crate::io::ModelFolder;
-use crate::model::decoder::Decoder;
 use crate::plan::{Plan, PlanConfig};
 use crate::shape::Math;
 
@@ -67,7 +66,7 @@ impl Generate {
         let folder = ModelFolder::open(&self.model)?;
         let tokenizer = Tokenizer::load(&self.tokenizer_name())?;
         let prompt = tokenizer.encode(&self.prompt)?;
-        let maximum = folder.config().max_seq_len;
+        let maximum = folder.config().positions().unwrap_or(usize::MAX);
         let room = maximum.saturating_sub(prompt.len());
         let tokens = self.tokens.unwrap_or(TOKENS.min(room));
         let request = Request {
@@ -81,7 +80,7 @@ impl Generate {
         };
         // Whatever does not fit is told before the weights are read.
         request.sampling.validate()?;
-        check_prompt(&prompt, folder.config().vocab_size)?;
+        check_prompt(&prompt, folder.config().vocab_size())?;
         check_length(prompt.len(), tokens, maximum)?;
         let length = prompt.len().saturating_add(tokens);
         let planned = (length, self.precision.math());
@@ -120,12 +119,13 @@ fn open<B: Backend>(
     backend: B,
 ) -> Result<Trainer<B>, Error> {
     let config = folder.config();
-    let window = length.next_multiple_of(WINDOW_STEP).min(config.max_seq_len);
+    let window = length.next_multiple_of(WINDOW_STEP);
+    let window = window.min(config.positions().unwrap_or(window));
     let planned = PlanConfig {
         math,
         ..PlanConfig::of(1, window)
     };
-    let plan = Plan::build(&Decoder::new(config.clone()), planned)?;
+    let plan = Plan::build(config.model().as_ref(), planned)?;
     let mut trainer = Trainer::new(backend, Arc::new(plan), Hyper::default(), 0)?;
     load_folder(&mut trainer, folder)?;
     Ok(trainer)

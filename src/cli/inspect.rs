@@ -9,8 +9,7 @@ use super::{Outcome, memory, output};
 use crate::engine::run::plan_of;
 use crate::error::{Error, ExitCode, RunError};
 use crate::io::ModelFolder;
-use crate::model::ModelConfig;
-use crate::model::decoder::Decoder;
+use crate::model::AnyConfig;
 use crate::model::params::Training;
 use crate::plan::{Plan, PlanConfig, ProgramKind, Stored};
 
@@ -75,15 +74,15 @@ impl Inspect {
         Ok(ExitCode::Done)
     }
 
-    fn plan(&self) -> Result<(ModelConfig, Plan), Error> {
+    fn plan(&self) -> Result<(AnyConfig, Plan), Error> {
         if self.path.is_dir() {
             if !self.set.is_empty() {
                 let folder = self.path.display().to_string();
                 return Err(RunError::SetOnFolder { folder }.into());
             }
             let config = ModelFolder::open(&self.path)?.config().clone();
-            let window = PlanConfig::of(1, config.max_seq_len.min(LONGEST));
-            let plan = Plan::build(&Decoder::new(config.clone()), window)?;
+            let window = PlanConfig::of(1, config.positions().map_or(LONGEST, |p| p.min(LONGEST)));
+            let plan = Plan::build(config.model().as_ref(), window)?;
             return Ok((config, plan));
         }
         let arguments = RecipeArguments {
@@ -95,22 +94,34 @@ impl Inspect {
     }
 }
 
-fn model_line(config: &ModelConfig) -> String {
-    let tied = match config.tie_embeddings {
+fn model_line(config: &AnyConfig) -> String {
+    let tied = match config.tie_embeddings() {
         true => "tied",
         false => "untied",
     };
+    let sizes = match config {
+        AnyConfig::Decoder(config) => format!(
+            "{} query and {} key/value heads of {}, d_ff {}",
+            config.n_heads, config.n_kv_heads, config.head_dim, config.d_ff
+        ),
+        AnyConfig::Mamba(config) => format!(
+            "{} channels of {} states, convolution over {}, time steps of rank {}",
+            config.d_inner(),
+            config.d_state,
+            config.d_conv,
+            config.dt_rank
+        ),
+    };
+    let positions = match config.positions() {
+        Some(positions) => format!("up to {positions} positions"),
+        None => "any number of positions".to_owned(),
+    };
     format!(
-        "model       {}: {} layers, d_model {}, {} query and {} key/value heads of {}, d_ff {}, vocabulary {} ({tied}), up to {} positions",
-        config.family.name(),
-        config.n_layers,
-        config.d_model,
-        config.n_heads,
-        config.n_kv_heads,
-        config.head_dim,
-        config.d_ff,
-        config.vocab_size,
-        config.max_seq_len
+        "model       {}: {} layers, d_model {}, {sizes}, vocabulary {} ({tied}), {positions}",
+        config.family(),
+        config.n_layers(),
+        config.d_model(),
+        config.vocab_size(),
     )
 }
 

@@ -23,7 +23,9 @@ mod parity;
 mod precision;
 mod progress;
 mod recipe_options;
+mod resume;
 mod roofline;
+mod signals;
 mod train;
 mod verify;
 
@@ -37,7 +39,8 @@ const EXIT_CODES: &str = "Exit codes:
   2  the command line or the recipe is wrong
   3  a device, its driver or its libraries failed
   4  a data file, a model folder or a checkpoint could not be used
-  5  training stopped on a non-finite loss or gradient norm";
+  5  training stopped on a non-finite loss or gradient norm
+  6  training was interrupted by a signal after a finished step and was saved";
 
 /// Deterministic training: the bits of a step are defined by a written contract.
 #[derive(Parser, Debug)]

@@ -15,16 +15,27 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 pub enum Progress {
     Quiet,
     Bar(ProgressBar),
-    Lines { steps: u64, last: Option<Instant> },
+    Lines {
+        steps: u64,
+        /// Steps taken before this process.
+        before: u64,
+        last: Option<Instant>,
+    },
 }
 
 impl Progress {
-    /// Progress over `steps` steps, on a terminal if standard error is one.
-    pub fn shown(steps: u64) -> Self {
+    /// Progress over `steps` steps, of which `before` are taken already, on a terminal if standard
+    /// error is one.
+    pub fn shown(steps: u64, before: u64) -> Self {
         if !std::io::stderr().is_terminal() {
-            return Progress::Lines { steps, last: None };
+            return Progress::Lines {
+                steps,
+                before,
+                last: None,
+            };
         }
-        let bar = ProgressBar::new(steps);
+        let bar = ProgressBar::new(steps).with_position(before);
+        bar.reset_eta();
         let template = "{bar:24} {pos}/{len}  {msg}  ETA {eta}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
@@ -45,12 +56,17 @@ impl Progress {
                 bar.set_position(taken);
                 bar.set_message(message);
             }
-            Progress::Lines { steps, last } => {
+            Progress::Lines {
+                steps,
+                before,
+                last,
+            } => {
                 let due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
                 if due || taken == *steps {
                     *last = Some(Instant::now());
+                    let here = taken.saturating_sub(*before).max(1);
                     let left =
-                        metrics.elapsed_s / taken as f64 * (*steps - taken.min(*steps)) as f64;
+                        metrics.elapsed_s / here as f64 * (*steps - taken.min(*steps)) as f64;
                     let left = Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX);
                     let left = HumanDuration(left);
                     output::note(format_args!(

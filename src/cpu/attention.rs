@@ -15,40 +15,25 @@ use super::attention_block::{
 pub use super::attention_grad::{grad_key_value, grad_query};
 use super::attention_tensor;
 use super::context::CpuContext;
-use super::matmul::kind_of;
+use super::rows::expect_len;
 use super::simd::{SimdPath, Task, dispatch};
 use crate::error::DeviceError;
 use crate::num;
 use crate::num::lanes::lane_dot;
+use crate::num::tensor_step::Kind;
 use crate::op::attention::{Attention, AttentionDelta, AttentionShape, score_scale};
-
-/// Checks the length of an operand.
-pub(super) fn expect(
-    operand: &'static str,
-    expected: usize,
-    found: usize,
-) -> Result<(), DeviceError> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(DeviceError::OperandSize {
-            operand,
-            expected,
-            found,
-        }),
-    }
-}
 
 /// Checks that heads can be told apart in a row and that query heads share key heads evenly.
 pub(super) fn expect_heads(shape: &AttentionShape) -> Result<(), DeviceError> {
     let heads = &shape.heads;
-    expect(
+    expect_len(
         "heads: n_kv_heads",
         heads.n_kv_heads.max(1),
         heads.n_kv_heads,
     )?;
     let even = heads.n_heads.next_multiple_of(heads.n_kv_heads).max(1);
-    expect("heads: n_heads", even, heads.n_heads)?;
-    expect("heads: head_dim", heads.head_dim.max(1), heads.head_dim)
+    expect_len("heads: n_heads", even, heads.n_heads)?;
+    expect_len("heads: head_dim", heads.head_dim.max(1), heads.head_dim)
 }
 
 /// A block of rows of one sequence.
@@ -121,17 +106,18 @@ pub fn forward(
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
     let shape = &op.shape;
-    if let Some(kind) = kind_of(op.math) {
-        return attention_tensor::forward(context, (kind, shape), operands);
-    }
     let (rows, heads) = (shape.rows(), shape.heads);
     let qkv: &[f32] = operands.read(0)?;
     let o: &mut [f32] = operands.write(0)?;
     let lse: &mut [f32] = operands.write(1)?;
     expect_heads(shape)?;
-    expect("qkv", rows * heads.columns(), qkv.len())?;
-    expect("o", rows * heads.query_columns(), o.len())?;
-    expect("lse", rows * heads.n_heads, lse.len())?;
+    expect_len("qkv", rows * heads.columns(), qkv.len())?;
+    expect_len("o", rows * heads.query_columns(), o.len())?;
+    expect_len("lse", rows * heads.n_heads, lse.len())?;
+    if let Some(kind) = Kind::of(op.math) {
+        attention_tensor::forward(context, (kind, shape), qkv, (o, lse));
+        return Ok(());
+    }
     let blocks = Block::all(context, shape);
     let counts = row_counts(&blocks);
     let outputs = cut(o, heads.query_columns(), &counts);
@@ -334,9 +320,9 @@ pub fn delta(
     let o: &[f32] = operands.read(1)?;
     let delta: &mut [f32] = operands.write(0)?;
     expect_heads(&op.shape)?;
-    expect("dout", rows * heads.query_columns(), dout.len())?;
-    expect("o", rows * heads.query_columns(), o.len())?;
-    expect("delta", rows * heads.n_heads, delta.len())?;
+    expect_len("dout", rows * heads.query_columns(), dout.len())?;
+    expect_len("o", rows * heads.query_columns(), o.len())?;
+    expect_len("delta", rows * heads.n_heads, delta.len())?;
     let (path, step) = (context.path(), DELTA_ROWS * heads.n_heads);
     context.run(|| {
         let inputs = dout

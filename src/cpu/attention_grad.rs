@@ -8,7 +8,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::arena::Operands;
-use super::attention::{Block, cut, expect, expect_heads, head_rows, row_counts};
+use super::attention::{Block, cut, expect_heads, head_rows, row_counts};
 use super::attention_block::{
     CHUNK, Chains, Columns, Lanes, Pairing, Rows, Scratch, Side, StoreRows, TILE, padded,
     with_scratch,
@@ -16,10 +16,11 @@ use super::attention_block::{
 use super::attention_tensor;
 use super::context::CpuContext;
 use super::gemm_pack::Buffer;
-use super::matmul::kind_of;
+use super::rows::expect_len;
 use super::simd::{SimdPath, Task, dispatch};
 use crate::error::DeviceError;
 use crate::num;
+use crate::num::tensor_step::Kind;
 use crate::op::attention::{
     AttentionGradKeyValue, AttentionGradQuery, AttentionShape, score_scale,
 };
@@ -33,11 +34,12 @@ pub fn grad_query(
     op: &AttentionGradQuery,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
-    if let Some(kind) = kind_of(op.math) {
-        let wanted = attention_tensor::Columns::Query;
-        return attention_tensor::grad(context, (kind, &op.shape, wanted), operands);
-    }
     let (inputs, dqkv) = Inputs::take(&op.shape, operands)?;
+    if let Some(kind) = Kind::of(op.math) {
+        let wanted = attention_tensor::Columns::Query;
+        attention_tensor::grad(context, (kind, wanted), inputs, dqkv);
+        return Ok(());
+    }
     inputs.each_block(context, dqkv, |pass, scratch, rows| {
         for head in 0..op.shape.heads.n_heads {
             pass.queries(head, scratch, rows);
@@ -55,11 +57,12 @@ pub fn grad_key_value(
     op: &AttentionGradKeyValue,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
-    if let Some(kind) = kind_of(op.math) {
-        let wanted = attention_tensor::Columns::KeyValue;
-        return attention_tensor::grad(context, (kind, &op.shape, wanted), operands);
-    }
     let (inputs, dqkv) = Inputs::take(&op.shape, operands)?;
+    if let Some(kind) = Kind::of(op.math) {
+        let wanted = attention_tensor::Columns::KeyValue;
+        attention_tensor::grad(context, (kind, wanted), inputs, dqkv);
+        return Ok(());
+    }
     inputs.each_block(context, dqkv, |pass, scratch, rows| {
         for kv_head in 0..op.shape.heads.n_kv_heads {
             pass.keys(kv_head, scratch, rows);
@@ -70,12 +73,12 @@ pub fn grad_key_value(
 
 /// What both passes read.
 #[derive(Clone, Copy)]
-struct Inputs<'a> {
-    shape: &'a AttentionShape,
-    qkv: &'a [f32],
-    dout: &'a [f32],
-    lse: &'a [f32],
-    delta: &'a [f32],
+pub(super) struct Inputs<'a> {
+    pub shape: &'a AttentionShape,
+    pub qkv: &'a [f32],
+    pub dout: &'a [f32],
+    pub lse: &'a [f32],
+    pub delta: &'a [f32],
 }
 
 impl<'a> Inputs<'a> {
@@ -94,11 +97,11 @@ impl<'a> Inputs<'a> {
         let dqkv: &mut [f32] = operands.write(0)?;
         let (rows, heads) = (shape.rows(), shape.heads);
         expect_heads(shape)?;
-        expect("qkv", rows * heads.columns(), inputs.qkv.len())?;
-        expect("dout", rows * heads.query_columns(), inputs.dout.len())?;
-        expect("lse", rows * heads.n_heads, inputs.lse.len())?;
-        expect("delta", rows * heads.n_heads, inputs.delta.len())?;
-        expect("dqkv", rows * heads.columns(), dqkv.len())?;
+        expect_len("qkv", rows * heads.columns(), inputs.qkv.len())?;
+        expect_len("dout", rows * heads.query_columns(), inputs.dout.len())?;
+        expect_len("lse", rows * heads.n_heads, inputs.lse.len())?;
+        expect_len("delta", rows * heads.n_heads, inputs.delta.len())?;
+        expect_len("dqkv", rows * heads.columns(), dqkv.len())?;
         Ok((inputs, dqkv))
     }
 

@@ -7,13 +7,12 @@
 
 use rayon::prelude::*;
 
-use super::arena::Operands;
-use super::attention::{cut, expect, expect_heads};
+use super::attention::cut;
+use super::attention_grad::Inputs;
 use super::context::CpuContext;
 use super::gemm::{Form, MatMut};
 use super::simd::{SimdPath, Task, dispatch};
 use super::tensor_gemm::{Elements, TensorGemm, TensorMat, TensorSum, tensor_gemm_alone};
-use crate::error::DeviceError;
 use crate::num;
 use crate::num::tensor_step::Kind;
 use crate::op::Store;
@@ -157,20 +156,15 @@ fn blocks(shape: &AttentionShape) -> Vec<[usize; 3]> {
         .collect()
 }
 
-/// The output and the log of each row's sum of exponentials, as [`super::attention::forward`].
+/// The output and the log of each row's sum of exponentials, as [`super::attention::forward`], whose
+/// operands these are.
 pub(super) fn forward(
     context: &CpuContext,
     (kind, shape): (Kind, &AttentionShape),
-    operands: &mut Operands,
-) -> Result<(), DeviceError> {
-    let (rows, heads) = (shape.rows(), shape.heads);
-    let qkv: &[f32] = operands.read(0)?;
-    let o: &mut [f32] = operands.write(0)?;
-    let lse: &mut [f32] = operands.write(1)?;
-    expect_heads(shape)?;
-    expect("qkv", rows * heads.columns(), qkv.len())?;
-    expect("o", rows * heads.query_columns(), o.len())?;
-    expect("lse", rows * heads.n_heads, lse.len())?;
+    qkv: &[f32],
+    (o, lse): (&mut [f32], &mut [f32]),
+) {
+    let heads = shape.heads;
     let blocks = blocks(shape);
     let lengths: Vec<usize> = blocks.iter().map(|b| b[2]).collect();
     let outputs = cut(o, heads.query_columns(), &lengths);
@@ -188,7 +182,6 @@ pub(super) fn forward(
             }
         });
     });
-    Ok(())
 }
 
 /// One query head of a block of queries.
@@ -278,16 +271,6 @@ impl Task for SoftmaxRow<'_> {
     }
 }
 
-/// What both backward passes read.
-#[derive(Clone, Copy)]
-struct Inputs<'a> {
-    pass: Pass<'a>,
-    qkv: &'a [f32],
-    dout: &'a [f32],
-    lse: &'a [f32],
-    delta: &'a [f32],
-}
-
 /// Which columns of `dqkv` a pass writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Columns {
@@ -298,40 +281,34 @@ pub(super) enum Columns {
 /// The query columns of `dqkv`, or its key and value columns.
 pub(super) fn grad(
     context: &CpuContext,
-    (kind, shape, wanted): (Kind, &AttentionShape, Columns),
-    operands: &mut Operands,
-) -> Result<(), DeviceError> {
+    (kind, wanted): (Kind, Columns),
+    inputs: Inputs,
+    dqkv: &mut [f32],
+) {
+    let (shape, heads) = (inputs.shape, inputs.shape.heads);
     let pass = Pass {
         path: context.path(),
         kind,
         shape,
     };
-    let inputs = Inputs {
-        pass,
-        qkv: operands.read(0)?,
-        dout: operands.read(1)?,
-        lse: operands.read(2)?,
-        delta: operands.read(3)?,
-    };
-    let dqkv: &mut [f32] = operands.write(0)?;
-    let (rows, heads) = (shape.rows(), shape.heads);
-    expect_heads(shape)?;
-    expect("qkv", rows * heads.columns(), inputs.qkv.len())?;
-    expect("dout", rows * heads.query_columns(), inputs.dout.len())?;
-    expect("lse", rows * heads.n_heads, inputs.lse.len())?;
-    expect("delta", rows * heads.n_heads, inputs.delta.len())?;
-    expect("dqkv", rows * heads.columns(), dqkv.len())?;
+    let gradients = Gradients { pass, inputs };
     let blocks = blocks(shape);
     let lengths: Vec<usize> = blocks.iter().map(|b| b[2]).collect();
     let parts = cut(dqkv, heads.columns(), &lengths);
     context.run(|| {
         let parts = blocks.par_iter().zip(parts).with_max_len(1);
         parts.for_each(|(&block, rows)| match wanted {
-            Columns::Query => (0..heads.n_heads).for_each(|h| inputs.queries(block, h, rows)),
-            Columns::KeyValue => (0..heads.n_kv_heads).for_each(|h| inputs.keys(block, h, rows)),
+            Columns::Query => (0..heads.n_heads).for_each(|h| gradients.queries(block, h, rows)),
+            Columns::KeyValue => (0..heads.n_kv_heads).for_each(|h| gradients.keys(block, h, rows)),
         });
     });
-    Ok(())
+}
+
+/// A backward pass and what it reads.
+#[derive(Clone, Copy)]
+struct Gradients<'a> {
+    pass: Pass<'a>,
+    inputs: Inputs<'a>,
 }
 
 /// The probabilities of a block of pairs and the gradients of their scores.
@@ -349,7 +326,7 @@ impl Pairs {
     }
 }
 
-impl Inputs<'_> {
+impl Gradients<'_> {
     /// `p` and `ds` for queries and keys by (position in the sequence, rows); zeros where the mask
     /// forbids the pair.
     fn pairs(
@@ -363,10 +340,12 @@ impl Inputs<'_> {
         let key_head = heads.n_heads + head / heads.group();
         let of = |head, (first, rows): (usize, usize)| {
             self.pass
-                .head(self.qkv, (columns, head), (sequence + first, rows))
+                .head(self.inputs.qkv, (columns, head), (sequence + first, rows))
         };
         let at = (sequence + queries.0, queries.1);
-        let dout = self.pass.head(self.dout, (heads.query_columns(), head), at);
+        let dout = self
+            .pass
+            .head(self.inputs.dout, (heads.query_columns(), head), at);
         self.pass
             .dots(of(head, queries), of(key_head, keys), &mut pairs.p);
         let values = of(key_head + heads.n_kv_heads, keys);
@@ -379,8 +358,8 @@ impl Inputs<'_> {
                 ds: &mut pairs.ds.data[row * TILE..][..keys.1],
                 visible,
                 scale: score_scale(heads.head_dim),
-                lse: self.lse[token],
-                delta: self.delta[token],
+                lse: self.inputs.lse[token],
+                delta: self.inputs.delta[token],
             };
             dispatch(self.pass.path, gradients);
         }
@@ -396,7 +375,9 @@ impl Inputs<'_> {
             let tile = (first, TILE.min(shape.seq_len - first));
             self.pairs((sequence, head), ((start, rows), tile), &mut pairs);
             let place = (sequence + tile.0, tile.1);
-            let keys = self.pass.head(self.qkv, (heads.columns(), key_head), place);
+            let keys = self
+                .pass
+                .head(self.inputs.qkv, (heads.columns(), key_head), place);
             self.pass.add(Form::Nn, &pairs.ds, keys, &mut sums);
         }
         self.store(&sums, head, out);
@@ -412,10 +393,12 @@ impl Inputs<'_> {
                 let tile = (first, TILE.min(shape.seq_len - first));
                 self.pairs((sequence, head), (tile, (start, rows)), &mut pairs);
                 let place = (sequence + tile.0, tile.1);
-                let queries = self.pass.head(self.qkv, (heads.columns(), head), place);
+                let queries = self
+                    .pass
+                    .head(self.inputs.qkv, (heads.columns(), head), place);
                 let dout = self
                     .pass
-                    .head(self.dout, (heads.query_columns(), head), place);
+                    .head(self.inputs.dout, (heads.query_columns(), head), place);
                 self.pass.add(Form::Tn, &pairs.p, dout, &mut dv);
                 self.pass.add(Form::Tn, &pairs.ds, queries, &mut dk);
             }

@@ -4,8 +4,8 @@ use super::arena::{CpuArena, Operands};
 use super::context::CpuContext;
 use super::narrow::run_widened;
 use super::{
-    adamw, attention, bias, clip, cross_entropy, embed, lora, matmul, nf4, rms_norm, rope, swiglu,
-    tree_add,
+    adamw, attention, bias, carry_state, clip, conv1d, cross_entropy, embed, lora, matmul, nf4,
+    rms_norm, rope, scan, scan_grad, split_columns, swiglu, tree_add,
 };
 use crate::backend::{
     ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
@@ -82,6 +82,13 @@ fn execute(context: &CpuContext, op: &Op, operands: &mut Operands) -> Result<(),
         Op::AttentionGradKeyValue(op) => attention::grad_key_value(context, op, operands),
         Op::SwiGlu(op) => swiglu::forward(context, op, operands),
         Op::SwiGluGrad(op) => swiglu::grad(context, op, operands),
+        Op::Conv1d(op) => conv1d::forward(context, op, operands),
+        Op::Conv1dGrad(op) => conv1d::grad(context, op, operands),
+        Op::SplitColumns(op) => split_columns::forward(context, op, operands),
+        Op::SplitColumnsGrad(op) => split_columns::grad(context, op, operands),
+        Op::Scan(op) => scan::forward(context, op, operands),
+        Op::ScanGrad(op) => scan_grad::grad(context, op, operands),
+        Op::CarryState(op) => carry_state::carry(context, op, operands),
         Op::CrossEntropy(op) => cross_entropy::forward(context, op, operands),
         Op::LossSum(op) => cross_entropy::loss_sum(context, op, operands),
         Op::TreeAdd(op) => tree_add::merge(context, op, operands),

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use crate::cpu::context::CpuContext;
 use crate::cpu::gemm_block::{BLOCK_ROWS, compute_part};
+use crate::cpu::rows::expect_len;
 use crate::error::DeviceError;
 use crate::num::tree::TokenSum;
 pub use crate::op::Store;
@@ -87,78 +88,127 @@ pub struct Gemm<'a> {
 }
 
 impl Gemm<'_> {
+    /// The product's form and the extents of its operands.
+    fn extents(&self) -> Extents {
+        Extents {
+            form: self.form,
+            a: [self.a.rows, self.a.cols],
+            b: [self.b.rows, self.b.cols],
+        }
+    }
+
+    /// Rows of the result.
+    pub fn m(&self) -> usize {
+        self.extents().m()
+    }
+
+    /// Columns of the result.
+    pub fn n(&self) -> usize {
+        self.extents().n()
+    }
+
+    /// Steps of each sum.
+    pub fn k(&self) -> usize {
+        self.extents().k()
+    }
+
+    fn check(&self, c: &MatMut) -> Result<(), DeviceError> {
+        let tokens = self.sum.map(|sum| sum.tokens);
+        self.extents().check(c, self.bias, tokens)?;
+        let (a, b) = (self.a, self.b);
+        fits(
+            ["a: stride", "a"],
+            [a.rows, a.cols],
+            [a.stride, a.data.len()],
+        )?;
+        fits(
+            ["b: stride", "b"],
+            [b.rows, b.cols],
+            [b.stride, b.data.len()],
+        )?;
+        fits(
+            ["c: stride", "c"],
+            [c.rows, c.cols],
+            [c.stride, c.data.len()],
+        )
+    }
+}
+
+/// A product's form and the rows and columns of its operands, whatever their elements are.
+#[derive(Clone, Copy)]
+pub(super) struct Extents {
+    pub form: Form,
+    pub a: [usize; 2],
+    pub b: [usize; 2],
+}
+
+impl Extents {
     /// Rows of the result.
     pub fn m(&self) -> usize {
         match self.form {
-            Form::Nt | Form::Nn => self.a.rows,
-            Form::Tn => self.a.cols,
+            Form::Nt | Form::Nn => self.a[0],
+            Form::Tn => self.a[1],
         }
     }
 
     /// Columns of the result.
     pub fn n(&self) -> usize {
         match self.form {
-            Form::Nt => self.b.rows,
-            Form::Nn | Form::Tn => self.b.cols,
+            Form::Nt => self.b[0],
+            Form::Nn | Form::Tn => self.b[1],
         }
     }
 
-    /// Steps of each sum.
+    /// Terms of each sum.
     pub fn k(&self) -> usize {
         match self.form {
-            Form::Nt | Form::Nn => self.a.cols,
-            Form::Tn => self.a.rows,
+            Form::Nt | Form::Nn => self.a[1],
+            Form::Tn => self.a[0],
         }
     }
 
-    fn check(&self, c: &MatMut) -> Result<(), DeviceError> {
+    /// Checks that the operands fit each other, the result, the bias and the tokens of a cut sum.
+    ///
+    /// # Errors
+    /// [`DeviceError::OperandSize`] with the first that does not.
+    pub fn check(
+        &self,
+        c: &MatMut,
+        bias: Option<&[f32]>,
+        tokens: Option<usize>,
+    ) -> Result<(), DeviceError> {
         let b_k = match self.form {
-            Form::Nt => self.b.cols,
-            Form::Nn | Form::Tn => self.b.rows,
+            Form::Nt => self.b[1],
+            Form::Nn | Form::Tn => self.b[0],
         };
-        expect_size("b: k", self.k(), b_k)?;
-        expect_size("c: rows", self.m(), c.rows)?;
-        expect_size("c: columns", self.n(), c.cols)?;
-        if let Some(bias) = self.bias {
-            expect_size("bias", self.n(), bias.len())?;
+        expect_len("b: k", self.k(), b_k)?;
+        expect_len("c: rows", self.m(), c.rows)?;
+        expect_len("c: columns", self.n(), c.cols)?;
+        if let Some(bias) = bias {
+            expect_len("bias", self.n(), bias.len())?;
         }
-        if let Some(sum) = self.sum {
-            expect_size("sum: tokens", self.k(), sum.tokens)?;
+        if let Some(tokens) = tokens {
+            expect_len("sum: tokens", self.k(), tokens)?;
         }
-        let (a, b) = (self.a, self.b);
-        fits(["a: stride", "a"], a.rows, a.cols, (a.stride, a.data.len()))?;
-        fits(["b: stride", "b"], b.rows, b.cols, (b.stride, b.data.len()))?;
-        fits(["c: stride", "c"], c.rows, c.cols, (c.stride, c.data.len()))
+        Ok(())
     }
 }
 
-fn expect_size(operand: &'static str, expected: usize, found: usize) -> Result<(), DeviceError> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(DeviceError::OperandSize {
-        operand,
-        expected,
-        found,
-    })
-}
-
-/// Checks that `rows` rows of `cols` elements lie apart and inside the data.
-fn fits(
+/// Checks that `rows` rows of `cols` elements, one every `stride`, lie apart and inside `len` elements.
+pub(super) fn fits(
     [stride_name, name]: [&'static str; 2],
-    rows: usize,
-    cols: usize,
-    (stride, len): (usize, usize),
+    [rows, cols]: [usize; 2],
+    [stride, len]: [usize; 2],
 ) -> Result<(), DeviceError> {
     if rows == 0 || cols == 0 {
         return Ok(());
     }
     if stride < cols {
-        return expect_size(stride_name, cols, stride);
+        return expect_len(stride_name, cols, stride);
     }
     let needed = (rows - 1).saturating_mul(stride).saturating_add(cols);
     if len < needed {
-        return expect_size(name, needed, len);
+        return expect_len(name, needed, len);
     }
     Ok(())
 }

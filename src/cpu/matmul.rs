@@ -12,16 +12,6 @@ use crate::op::Store;
 use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
 use crate::shape::Math;
 
-/// The kind of tensor-core step; `None` for chains of fused multiply-adds.
-pub(super) fn kind_of(math: Math) -> Option<Kind> {
-    match math {
-        Math::F32 => None,
-        Math::Tf32 => Some(Kind::Tf32),
-        Math::Bf16 => Some(Kind::Bf16),
-        Math::F16 => Some(Kind::F16),
-    }
-}
-
 /// One product of either kind.
 pub(super) struct Product<'a> {
     pub(super) math: Math,
@@ -39,7 +29,7 @@ impl<'a> Product<'a> {
     /// # Errors
     /// Operands of the wrong size.
     pub(super) fn run(&self, context: &CpuContext, c: MatMut) -> Result<(), DeviceError> {
-        let Some(kind) = kind_of(self.math) else {
+        let Some(kind) = Kind::of(self.math) else {
             let product = Gemm {
                 form: self.form,
                 a: self.a,

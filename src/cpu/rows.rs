@@ -89,7 +89,7 @@ pub fn token_sums(
 }
 
 /// Folds the partials of all pieces in place and returns the piece whose partial became the root.
-fn fold(sum: &TokenSum, partials: &mut [f32], width: usize) -> Option<usize> {
+pub(super) fn fold(sum: &TokenSum, partials: &mut [f32], width: usize) -> Option<usize> {
     let mut merge = |left: usize, right: usize| {
         let (low, high) = partials.split_at_mut(right * width);
         add_to(&mut low[left * width..][..width], &high[..width]);

@@ -7,7 +7,8 @@
 use rayon::prelude::*;
 
 use crate::cpu::context::CpuContext;
-use crate::cpu::gemm::{Form, MatMut};
+use crate::cpu::gemm::{Extents, Form, MatMut, fits};
+use crate::cpu::rows::expect_len;
 use crate::cpu::simd::SimdPath;
 use crate::cpu::tensor_block::Block;
 use crate::error::DeviceError;
@@ -101,28 +102,28 @@ pub struct TensorGemm<'a> {
 }
 
 impl TensorGemm<'_> {
+    /// The product's form and the extents of its operands.
+    fn extents(&self) -> Extents {
+        Extents {
+            form: self.form,
+            a: [self.a.rows, self.a.cols],
+            b: [self.b.rows, self.b.cols],
+        }
+    }
+
     /// Rows of the result.
     pub fn m(&self) -> usize {
-        match self.form {
-            Form::Nt | Form::Nn => self.a.rows,
-            Form::Tn => self.a.cols,
-        }
+        self.extents().m()
     }
 
     /// Columns of the result.
     pub fn n(&self) -> usize {
-        match self.form {
-            Form::Nt => self.b.rows,
-            Form::Nn | Form::Tn => self.b.cols,
-        }
+        self.extents().n()
     }
 
     /// Products of each sum.
     pub fn k(&self) -> usize {
-        match self.form {
-            Form::Nt | Form::Nn => self.a.cols,
-            Form::Tn => self.a.rows,
-        }
+        self.extents().k()
     }
 
     /// The factor of row `row` at `k`.
@@ -146,25 +147,17 @@ impl TensorGemm<'_> {
     }
 
     fn check(&self, c: &MatMut) -> Result<(), DeviceError> {
-        let b_k = match self.form {
-            Form::Nt => self.b.cols,
-            Form::Nn | Form::Tn => self.b.rows,
+        let tokens = match self.sum {
+            TensorSum::Tokens(sum) => Some(sum.tokens),
+            TensorSum::Chain | TensorSum::Continue => None,
         };
-        expect_size("b: k", self.k(), b_k)?;
-        expect_size("c: rows", self.m(), c.rows)?;
-        expect_size("c: columns", self.n(), c.cols)?;
-        if let Some(bias) = self.bias {
-            expect_size("bias", self.n(), bias.len())?;
-        }
-        if let TensorSum::Tokens(sum) = self.sum {
-            expect_size("sum: tokens", self.k(), sum.tokens)?;
-        }
+        self.extents().check(c, self.bias, tokens)?;
         for (name, mat) in [
             ("a: bytes of an element", self.a),
             ("b: bytes of an element", self.b),
         ] {
             if self.kind == Kind::Tf32 && matches!(mat.elements, Elements::Bits(_)) {
-                expect_size(name, 4, 2)?;
+                expect_len(name, 4, 2)?;
             }
         }
         let (a, b) = (self.a, self.b);
@@ -184,36 +177,6 @@ impl TensorGemm<'_> {
             [c.stride, c.data.len()],
         )
     }
-}
-
-fn expect_size(operand: &'static str, expected: usize, found: usize) -> Result<(), DeviceError> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(DeviceError::OperandSize {
-        operand,
-        expected,
-        found,
-    })
-}
-
-/// Checks that the rows lie apart and inside the data.
-fn fits(
-    [stride_name, name]: [&'static str; 2],
-    [rows, cols]: [usize; 2],
-    [stride, len]: [usize; 2],
-) -> Result<(), DeviceError> {
-    if rows == 0 || cols == 0 {
-        return Ok(());
-    }
-    if stride < cols {
-        return expect_size(stride_name, cols, stride);
-    }
-    let needed = (rows - 1).saturating_mul(stride).saturating_add(cols);
-    if len < needed {
-        return expect_size(name, needed, len);
-    }
-    Ok(())
 }
 
 /// Computes `gemm` into `c`, every element of which is written.

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::device::Device;
 use crate::backend::{ArenaBytes, ArenaId, same_length};
 use crate::error::DeviceError;
-use crate::layout::Region;
+use crate::layout::{ALIGNMENT, Region};
 
 /// Bytes of one half of the pinned buffer through which all transfers go.
 const HALF: usize = 1 << 22;
@@ -60,13 +60,13 @@ impl CudaArena {
         workspace: [usize; 3],
     ) -> Result<Self, DeviceError> {
         device.bind()?;
-        let mut bytes = planned_bytes.next_multiple_of(256);
+        let mut bytes = planned_bytes.next_multiple_of(ALIGNMENT);
         let parts = workspace.map(|part| {
             let start = bytes;
-            bytes = (bytes + part).next_multiple_of(256);
+            bytes = (bytes + part).next_multiple_of(ALIGNMENT);
             start
         });
-        let bytes = bytes.max(256);
+        let bytes = bytes.max(ALIGNMENT);
         let (free_bytes, total_bytes) = device.memory()?;
         let no_room = || DeviceError::DeviceMemory {
             device: device.label(),

@@ -4,14 +4,15 @@
 //! and 128 columns come with many rows a block, for throughput, and with few, so that a small call still
 //! has blocks for every multiprocessor. One more takes every other head. Bits do not depend on the choice.
 
-use super::attention_tensor::Pass as TensorPass;
+use super::attention_tensor;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
-use super::rows::entry;
+use super::rows::{by_vectors, entry};
 use crate::layout::{PlacedCall, Region};
 use crate::op::attention::{
     Attention, AttentionDelta, AttentionGradKeyValue, AttentionGradQuery, AttentionShape, KEY_TILE,
     score_scale,
 };
+use crate::shape::Math;
 
 /// Floats from one row of a block's square of pairs to the next; `SQUARE` in `ptx/attention.cuh`.
 const SQUARE_ROW: usize = KEY_TILE + 8;
@@ -104,7 +105,7 @@ const GRAD_KEY_VALUE: Kernels = [
 
 /// The three passes that walk over tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
+pub(super) enum Pass {
     Forward,
     GradQuery,
     GradKeyValue,
@@ -120,7 +121,7 @@ impl Pass {
     }
 
     /// Pairs of a sequence and a head that own rows.
-    fn sequences(self, shape: &AttentionShape) -> usize {
+    pub(super) fn sequences(self, shape: &AttentionShape) -> usize {
         match self {
             Pass::Forward | Pass::GradQuery => shape.batch * shape.heads.n_heads,
             Pass::GradKeyValue => shape.batch * shape.heads.n_kv_heads,
@@ -159,7 +160,7 @@ impl Pass {
 
     fn launch(
         self,
-        shape: &AttentionShape,
+        (shape, math): (&AttentionShape, Math),
         call: &PlacedCall,
         device: &DeviceShape,
     ) -> CallLaunches {
@@ -167,13 +168,9 @@ impl Pass {
             return CallLaunches::default();
         }
         let heads = &shape.heads;
-        let regions = || call.reads.iter().chain(&call.writes);
-        let aligned = |region: &Region| region.offset.is_multiple_of(WIDE);
-        let wide =
-            (heads.head_dim * size_of::<f32>()).is_multiple_of(WIDE) && regions().all(aligned);
-        let kernel = self.kernel(shape, wide, device);
-        let blocks = shape.seq_len.div_ceil(kernel.rows);
-        let mut args: Vec<Arg> = regions().map(|&region| Arg::Region(region)).collect();
+        let operands: Vec<Region> = call.reads.iter().chain(&call.writes).copied().collect();
+        let wide = by_vectors(heads.head_dim, math, &operands);
+        let mut args: Vec<Arg> = operands.into_iter().map(Arg::Region).collect();
         let sizes = [
             shape.seq_len,
             heads.n_heads,
@@ -182,14 +179,20 @@ impl Pass {
         ];
         args.extend(sizes.map(|size| Arg::U32(size as u32)));
         args.push(Arg::F32(score_scale(heads.head_dim)));
+        if !math.is_f32() {
+            return attention_tensor::launch(self, (shape, math), (wide, args), device);
+        }
         args.push(Arg::U32(u32::from(wide)));
-        one(KernelLaunch {
+        let kernel = self.kernel(shape, wide, device);
+        let blocks = shape.seq_len.div_ceil(kernel.rows);
+        let launch = KernelLaunch {
             entry: kernel.entry,
             grid: [self.sequences(shape) as u32, blocks as u32, 1],
             block: [32 * kernel.warps as u32, 1, 1],
             shared_bytes: self.shared_bytes(kernel, heads.head_dim) as u32,
             args,
-        })
+        };
+        launch.into()
     }
 }
 
@@ -198,44 +201,27 @@ fn row_floats(head_dim: usize) -> usize {
     4 * (head_dim.div_ceil(4) | 1)
 }
 
-/// A call of one launch that needs no workspace.
-fn one(launch: KernelLaunch) -> CallLaunches {
-    CallLaunches {
-        launches: vec![launch],
-        ..CallLaunches::default()
-    }
-}
-
-/// The output and `lse`: one launch, no workspace. Nothing for another op.
+/// The output and `lse`: one launch, no workspace.
 pub fn forward(op: &Attention, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    if !op.math.is_f32() {
-        return TensorPass::Forward.launch((&op.shape, op.math), call, device);
-    }
-    Pass::Forward.launch(&op.shape, call, device)
+    Pass::Forward.launch((&op.shape, op.math), call, device)
 }
 
-/// The query columns of `dqkv`: one launch, no workspace. Nothing for another op.
+/// The query columns of `dqkv`: one launch, no workspace.
 pub fn grad_query(
     op: &AttentionGradQuery,
     call: &PlacedCall,
     device: &DeviceShape,
 ) -> CallLaunches {
-    if !op.math.is_f32() {
-        return TensorPass::GradQuery.launch((&op.shape, op.math), call, device);
-    }
-    Pass::GradQuery.launch(&op.shape, call, device)
+    Pass::GradQuery.launch((&op.shape, op.math), call, device)
 }
 
-/// The key and value columns of `dqkv`: one launch, no workspace. Nothing for another op.
+/// The key and value columns of `dqkv`: one launch, no workspace.
 pub fn grad_key_value(
     op: &AttentionGradKeyValue,
     call: &PlacedCall,
     device: &DeviceShape,
 ) -> CallLaunches {
-    if !op.math.is_f32() {
-        return TensorPass::GradKeyValue.launch((&op.shape, op.math), call, device);
-    }
-    Pass::GradKeyValue.launch(&op.shape, call, device)
+    Pass::GradKeyValue.launch((&op.shape, op.math), call, device)
 }
 
 /// Threads of a block of the delta kernels.
@@ -243,7 +229,7 @@ const DELTA_THREADS: usize = 256;
 /// Rows that a thread of the delta kernels has under way; `UNDER_WAY` in `ptx/attention_delta_f32.cu`.
 const DELTA_UNDER_WAY: usize = 4;
 
-/// `delta`, one value a token and head: one launch, no workspace. Nothing for another op.
+/// `delta`, one value a token and head: one launch, no workspace.
 pub fn delta(op: &AttentionDelta, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let (head_dim, rows) = (
         op.shape.heads.head_dim,
@@ -270,13 +256,14 @@ pub fn delta(op: &AttentionDelta, call: &PlacedCall, device: &DeviceShape) -> Ca
     let regions = call.reads.iter().chain(&call.writes);
     let mut args: Vec<Arg> = regions.map(|&region| Arg::Region(region)).collect();
     args.extend([Arg::U32(rows as u32), Arg::U32(head_dim as u32)]);
-    one(KernelLaunch {
+    let launch = KernelLaunch {
         entry,
         grid: [blocks as u32, 1, 1],
         block: [DELTA_THREADS as u32, 1, 1],
         shared_bytes: 0,
         args,
-    })
+    };
+    launch.into()
 }
 
 #[cfg(test)]
@@ -284,7 +271,6 @@ mod tests {
     use super::*;
     use crate::op::rope::Heads;
     use crate::op::{Op, OpCall, Slot};
-    use crate::shape::Math;
 
     const DEVICE: DeviceShape = DeviceShape {
         multiprocessors: 132,
@@ -327,46 +313,22 @@ mod tests {
         (typed, call)
     }
 
+    /// What the four passes of a shape launch.
+    fn passes(shape: AttentionShape, offset: usize) -> [CallLaunches; 4] {
+        let math = Math::F32;
+        let (op, call) = placed(Attention { math, shape }, offset);
+        let first = forward(&op, &call, &DEVICE);
+        let (op, call) = placed(AttentionDelta { math, shape }, offset);
+        let second = delta(&op, &call, &DEVICE);
+        let (op, call) = placed(AttentionGradQuery { math, shape }, offset);
+        let third = grad_query(&op, &call, &DEVICE);
+        let (op, call) = placed(AttentionGradKeyValue { math, shape }, offset);
+        [first, second, third, grad_key_value(&op, &call, &DEVICE)]
+    }
+
     /// The four launches of a shape.
     fn launches(shape: AttentionShape, offset: usize) -> [KernelLaunch; 4] {
-        let take = |mut all: CallLaunches| all.launches.remove(0);
-        let (op, call) = placed(
-            Attention {
-                math: Math::F32,
-                shape,
-            },
-            offset,
-        );
-        let first = take(forward(&op, &call, &DEVICE));
-        let (op, call) = placed(
-            AttentionDelta {
-                math: Math::F32,
-                shape,
-            },
-            offset,
-        );
-        let second = take(delta(&op, &call, &DEVICE));
-        let (op, call) = placed(
-            AttentionGradQuery {
-                math: Math::F32,
-                shape,
-            },
-            offset,
-        );
-        let third = take(grad_query(&op, &call, &DEVICE));
-        let (op, call) = placed(
-            AttentionGradKeyValue {
-                math: Math::F32,
-                shape,
-            },
-            offset,
-        );
-        [
-            first,
-            second,
-            third,
-            take(grad_key_value(&op, &call, &DEVICE)),
-        ]
+        passes(shape, offset).map(|mut pass| pass.launches.remove(0))
     }
 
     #[test]
@@ -411,6 +373,13 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn an_empty_batch_launches_nothing() {
+        for pass in passes(shape(0, 8, [2, 1, 4]), 0) {
+            assert_eq!(pass, CallLaunches::default());
         }
     }
 }

@@ -5,13 +5,11 @@
 //! throughput, and with few, so that a small call has blocks for every multiprocessor. The others take
 //! heads of any size up to theirs, at any alignment. Bits do not depend on the choice.
 
+use super::attention::Pass;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
-use crate::layout::{PlacedCall, Region};
-use crate::op::attention::{AttentionShape, score_scale};
+use crate::op::attention::AttentionShape;
 use crate::shape::Math;
 
-/// Bytes of the widest load.
-const WIDE: usize = 16;
 /// Rows of a warp.
 const WARP_ROWS: usize = 16;
 /// Bytes by which a block moves its shared memory to an aligned start.
@@ -159,120 +157,83 @@ const GRAD_KEY_VALUE: &[Kernel] = &[
     ),
 ];
 
-/// The three passes that walk over tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
-    Forward,
-    GradQuery,
-    GradKeyValue,
+fn kernels(pass: Pass) -> &'static [Kernel] {
+    match pass {
+        Pass::Forward => FORWARD,
+        Pass::GradQuery => GRAD_QUERY,
+        Pass::GradKeyValue => GRAD_KEY_VALUE,
+    }
 }
 
-impl Pass {
-    fn kernels(self) -> &'static [Kernel] {
-        match self {
-            Pass::Forward => FORWARD,
-            Pass::GradQuery => GRAD_QUERY,
-            Pass::GradKeyValue => GRAD_KEY_VALUE,
-        }
-    }
+/// Dynamic shared memory of a block, laid out as the kernels say.
+fn shared_bytes(pass: Pass, kernel: &Kernel, math: Math) -> usize {
+    let columns = kernel.columns.0;
+    let row = columns * math.storage().size();
+    let own = WARP_ROWS * kernel.warps[format(math)] * row;
+    let bytes = match (pass, columns) {
+        // One stage, and the queries beside it.
+        (Pass::Forward, 256) => own + 2 * 64 * row,
+        (Pass::Forward, _) => 2 * 2 * 64 * row,
+        (Pass::GradQuery, 256) => 2 * own + 2 * 2 * 32 * row,
+        (Pass::GradQuery, _) => 2 * own + 2 * 2 * 64 * row,
+        (Pass::GradKeyValue, 256) => 2 * own + 2 * (2 * 32 * row + 8 * 32),
+        (Pass::GradKeyValue, _) => 2 * own + 2 * (2 * 64 * row + 8 * 64),
+    };
+    bytes + ALIGNMENT
+}
 
-    /// Pairs of a sequence and a head that own rows.
-    fn sequences(self, shape: &AttentionShape) -> usize {
-        match self {
-            Pass::Forward | Pass::GradQuery => shape.batch * shape.heads.n_heads,
-            Pass::GradKeyValue => shape.batch * shape.heads.n_kv_heads,
-        }
+/// Blocks that share a head's rows, each for some of its columns.
+fn slices(pass: Pass, kernel: &Kernel) -> usize {
+    match (pass, kernel.columns) {
+        (Pass::GradKeyValue, (columns, Fit::UpTo)) => columns / 64,
+        _ => 1,
     }
+}
 
-    /// Dynamic shared memory of a block, laid out as the kernels say.
-    fn shared_bytes(self, kernel: &Kernel, math: Math) -> usize {
-        let columns = kernel.columns.0;
-        let row = columns * math.storage().size();
-        let own = WARP_ROWS * kernel.warps[format(math)] * row;
-        let bytes = match (self, columns) {
-            // One stage, and the queries beside it.
-            (Pass::Forward, 256) => own + 2 * 64 * row,
-            (Pass::Forward, _) => 2 * 2 * 64 * row,
-            (Pass::GradQuery, 256) => 2 * own + 2 * 2 * 32 * row,
-            (Pass::GradQuery, _) => 2 * own + 2 * 2 * 64 * row,
-            (Pass::GradKeyValue, 256) => 2 * own + 2 * (2 * 32 * row + 8 * 32),
-            (Pass::GradKeyValue, _) => 2 * own + 2 * (2 * 64 * row + 8 * 64),
+/// The kernel for a call, `None` for a head that is too large for all; `wide` if every row of a head
+/// lies at a multiple of 16 bytes.
+fn find(
+    pass: Pass,
+    (shape, math): (&AttentionShape, Math),
+    wide: bool,
+    device: &DeviceShape,
+) -> Option<&'static Kernel> {
+    let head_dim = shape.heads.head_dim;
+    let serves = |kernel: &&Kernel| {
+        let rows = WARP_ROWS * kernel.warps[format(math)];
+        let blocks = pass.sequences(shape) * shape.seq_len.div_ceil(rows);
+        let filled = shape.seq_len >= rows && blocks >= 2 * device.multiprocessors as usize;
+        let fits = match kernel.columns {
+            (columns, Fit::Exact) => wide && head_dim == columns,
+            (columns, Fit::UpTo) => head_dim <= columns,
         };
-        bytes + ALIGNMENT
-    }
+        fits && (!kernel.large || filled)
+    };
+    kernels(pass).iter().find(serves)
+}
 
-    /// Blocks that share a head's rows, each for some of its columns.
-    fn slices(self, kernel: &Kernel) -> usize {
-        match (self, kernel.columns) {
-            (Pass::GradKeyValue, (columns, Fit::UpTo)) => columns / 64,
-            _ => 1,
-        }
-    }
-
-    /// The kernel for a call, `None` for a head that is too large for all; `wide` if every row of a head
-    /// lies at a multiple of 16 bytes.
-    fn kernel(
-        self,
-        (shape, math): (&AttentionShape, Math),
-        wide: bool,
-        device: &DeviceShape,
-    ) -> Option<&'static Kernel> {
-        let head_dim = shape.heads.head_dim;
-        let serves = |kernel: &&Kernel| {
-            let rows = WARP_ROWS * kernel.warps[format(math)];
-            let blocks = self.sequences(shape) * shape.seq_len.div_ceil(rows);
-            let filled = shape.seq_len >= rows && blocks >= 2 * device.multiprocessors as usize;
-            let fits = match kernel.columns {
-                (columns, Fit::Exact) => wide && head_dim == columns,
-                (columns, Fit::UpTo) => head_dim <= columns,
-            };
-            fits && (!kernel.large || filled)
-        };
-        self.kernels().iter().find(serves)
-    }
-
-    /// The launch of a call; none where there is nothing to do or the head has more than 256 columns.
-    pub(super) fn launch(
-        self,
-        (shape, math): (&AttentionShape, Math),
-        call: &PlacedCall,
-        device: &DeviceShape,
-    ) -> CallLaunches {
-        let heads = &shape.heads;
-        let regions = || call.reads.iter().chain(&call.writes);
-        let aligned = |region: &Region| region.offset.is_multiple_of(WIDE);
-        let row = heads.head_dim * math.storage().size();
-        let wide = row.is_multiple_of(WIDE) && regions().all(aligned);
-        let Some(kernel) = self.kernel((shape, math), wide, device) else {
-            return CallLaunches::default();
-        };
-        if shape.rows() == 0 {
-            return CallLaunches::default();
-        }
-        let mut args: Vec<Arg> = regions().map(|&region| Arg::Region(region)).collect();
-        let sizes = [
-            shape.seq_len,
-            heads.n_heads,
-            heads.n_kv_heads,
-            heads.head_dim,
-        ];
-        args.extend(sizes.map(|size| Arg::U32(size as u32)));
-        args.push(Arg::F32(score_scale(heads.head_dim)));
-        let warps = kernel.warps[format(math)];
-        let blocks = shape.seq_len.div_ceil(WARP_ROWS * warps);
-        let grid = [self.sequences(shape), blocks, self.slices(kernel)];
-        let launch = KernelLaunch {
-            entry: kernel.entries[format(math)],
-            grid: grid.map(|n| n as u32),
-            block: [32 * warps as u32, 1, 1],
-            shared_bytes: self.shared_bytes(kernel, math) as u32,
-            args,
-        };
-        CallLaunches {
-            launches: vec![launch],
-            ..CallLaunches::default()
-        }
-    }
+/// The launch of a pass over at least one row; `wide` if every row of a head lies at a multiple of 16 bytes,
+/// `args` are what all kernels of attention take. None where the head has more than 256 columns.
+pub(super) fn launch(
+    pass: Pass,
+    (shape, math): (&AttentionShape, Math),
+    (wide, args): (bool, Vec<Arg>),
+    device: &DeviceShape,
+) -> CallLaunches {
+    let Some(kernel) = find(pass, (shape, math), wide, device) else {
+        return CallLaunches::default();
+    };
+    let warps = kernel.warps[format(math)];
+    let blocks = shape.seq_len.div_ceil(WARP_ROWS * warps);
+    let grid = [pass.sequences(shape), blocks, slices(pass, kernel)];
+    let launch = KernelLaunch {
+        entry: kernel.entries[format(math)],
+        grid: grid.map(|n| n as u32),
+        block: [32 * warps as u32, 1, 1],
+        shared_bytes: shared_bytes(pass, kernel, math) as u32,
+        args,
+    };
+    launch.into()
 }
 
 /// The place of a format in a kernel's lists.
@@ -311,15 +272,15 @@ mod tests {
     }
 
     fn entry(pass: Pass, shape: &AttentionShape, math: Math, wide: bool) -> &'static str {
-        let kernel = pass.kernel((shape, math), wide, &DEVICE).expect("a kernel");
+        let kernel = find(pass, (shape, math), wide, &DEVICE).expect("a kernel");
         kernel.entries[format(math)]
     }
 
     #[test]
     fn every_kernel_fits_the_device() {
         for (pass, math) in PASSES.iter().flat_map(|&p| FORMATS.map(|m| (p, m))) {
-            for kernel in pass.kernels() {
-                let bytes = pass.shared_bytes(kernel, math);
+            for kernel in kernels(pass) {
+                let bytes = shared_bytes(pass, kernel, math);
                 let name = kernel.entries[format(math)];
                 assert!(
                     bytes <= DEVICE.shared_bytes_per_block as usize,
@@ -342,7 +303,7 @@ mod tests {
         assert_eq!(of(32, 2, true), "attention_bf16_any64");
         assert_eq!(of(32, 65, true), "attention_bf16_any128");
         assert_eq!(of(32, 256, true), "attention_bf16_any256");
-        let beyond = Pass::Forward.kernel((&shape(1, 1, 257), Math::F16), true, &DEVICE);
+        let beyond = find(Pass::Forward, (&shape(1, 1, 257), Math::F16), true, &DEVICE);
         assert!(beyond.is_none());
     }
 }

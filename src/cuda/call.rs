@@ -41,6 +41,16 @@ pub struct CallLaunches {
     pub zeroed_bytes: usize,
 }
 
+/// One launch without a workspace.
+impl From<KernelLaunch> for CallLaunches {
+    fn from(launch: KernelLaunch) -> Self {
+        CallLaunches {
+            launches: vec![launch],
+            ..CallLaunches::default()
+        }
+    }
+}
+
 /// What of a device decides a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceShape {

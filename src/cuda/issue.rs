@@ -29,6 +29,14 @@ pub fn launches(op: &Op, call: &PlacedCall, shape: &DeviceShape) -> CallLaunches
         Op::AttentionGradKeyValue(op) => attention::grad_key_value(op, call, shape),
         Op::SwiGlu(op) => swiglu::forward(op, call, shape),
         Op::SwiGluGrad(op) => swiglu::grad(op, call, shape),
+        // Refused before anything is issued: `precision::is_missing` lists them.
+        Op::Conv1d(_)
+        | Op::Conv1dGrad(_)
+        | Op::SplitColumns(_)
+        | Op::SplitColumnsGrad(_)
+        | Op::Scan(_)
+        | Op::ScanGrad(_)
+        | Op::CarryState(_) => CallLaunches::default(),
         Op::CrossEntropy(op) => cross_entropy::forward(op, call, shape),
         Op::LossSum(op) => cross_entropy::loss_sum(op, call, shape),
         Op::TreeAdd(op) => tree_add::merge(op, call, shape),

@@ -5,9 +5,10 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::matmul_tensor as tensor;
-use super::pieces::{WeightTiles, pieces};
-use super::rows::{number, numbers, one, regions};
-use crate::layout::{PlacedCall, Region};
+use super::pieces::{WeightTiles, Work, cut_numbers, pieces};
+use super::rows::{aligned, by_vectors, number, numbers, one, regions};
+use crate::layout::PlacedCall;
+use crate::num::tensor_step::Kind;
 use crate::op::Store;
 use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
 
@@ -96,56 +97,45 @@ impl Tile {
     }
 }
 
-/// The sizes of a product `C[m, n]` in `pieces` pieces, and whether every operand may be read by 16 bytes.
+/// A product by the f32 kernels.
 #[derive(Clone, Copy, Debug)]
-struct Work {
-    m: usize,
-    n: usize,
-    pieces: usize,
-    vectors: bool,
+struct OwnWork {
+    work: Work,
     /// How many of the two operands pass through registers on their way to shared memory, because their
     /// terms are contiguous; each adds a pad to its rows there.
     transposed: usize,
 }
 
-impl Work {
-    fn tiles(&self, tile: Tile) -> usize {
-        let [rows, columns] = tile.extents();
-        self.m.div_ceil(rows) * self.n.div_ceil(columns)
-    }
-
+impl OwnWork {
     /// Bytes of dynamic shared memory: two stages of both operands.
     fn shared_bytes(&self, tile: Tile) -> usize {
         let [rows, columns] = tile.extents();
         let floats_of_term = rows + columns + self.transposed * PAD_FLOATS;
-        2 * tile.stage_terms(self.vectors) * floats_of_term * size_of::<f32>()
+        2 * tile.stage_terms(self.work.vectors) * floats_of_term * size_of::<f32>()
     }
 
     /// Cycles for one term of all tiles of the busiest multiprocessor.
     fn cycles(&self, tile: Tile, device: &DeviceShape) -> usize {
-        let multiprocessors = device.multiprocessors.max(1) as usize;
-        match (self.tiles(tile) * self.pieces).div_ceil(multiprocessors) {
-            0 | 1 => tile.cycles_alone(),
-            blocks => blocks * tile.cycles(),
-        }
+        let of_tile = [tile.cycles_alone(), tile.cycles()];
+        self.work.cycles(tile.extents(), of_tile, device)
     }
 
     /// The launch in pieces of `terms` with all pieces of a tile in one block, if a block a multiprocessor
     /// is enough for that and a split into a block a piece would take longer.
     fn whole(&self, terms: usize, device: &DeviceShape) -> Option<KernelLaunch> {
-        let tiles = |[rows, columns]: [usize; 2]| self.m.div_ceil(rows) * self.n.div_ceil(columns);
-        let fits = |extents| tiles(extents) <= device.multiprocessors as usize;
+        let work = &self.work;
+        let fits = |extents| work.tiles(extents) <= device.multiprocessors as usize;
         let all = WHOLE.into_iter().filter(|&(_, extents, _)| fits(extents));
         let (entry, extents, cycles) = all.min_by_key(|&(.., cycles)| cycles)?;
         let split = self.cycles(self.tile(device), device) * terms + FOLD_CYCLES;
-        let fast = cycles * self.pieces.div_ceil(4) * terms < split;
-        let floats = self.pieces * WHOLE_TERMS * (extents[0] + extents[1]);
+        let fast = cycles * work.pieces.div_ceil(4) * terms < split;
+        let floats = work.pieces * WHOLE_TERMS * (extents[0] + extents[1]);
         let shared = floats * size_of::<f32>();
-        let possible = self.vectors && (2..=8).contains(&self.pieces);
+        let possible = work.vectors && (2..=8).contains(&work.pieces);
         let launch = || KernelLaunch {
             entry,
-            grid: [number(tiles(extents)), 1, 1],
-            block: [number(32 * self.pieces), 1, 1],
+            grid: [number(work.tiles(extents)), 1, 1],
+            block: [number(32 * work.pieces), 1, 1],
             shared_bytes: number(shared),
             args: Vec::new(),
         };
@@ -158,7 +148,7 @@ impl Work {
         // Operands that only 4-byte accesses reach are rare: they have kernels at both ends alone.
         let tiles = Tile::ALL
             .into_iter()
-            .filter(|tile| self.vectors || matches!(tile, Tile::T128x128 | Tile::T32x32))
+            .filter(|tile| self.work.vectors || matches!(tile, Tile::T128x128 | Tile::T32x32))
             .filter(|tile| self.shared_bytes(*tile) <= device.shared_bytes_per_block as usize);
         tiles.min_by_key(cycles).unwrap_or(Tile::T32x32)
     }
@@ -202,124 +192,112 @@ impl Entries {
             (Tile::T32x32, false) => self.any[1],
         }
     }
-}
 
-/// Whether rows of `contiguous` elements from a region on start at multiples of 16 bytes.
-fn by_vectors(region: Region, contiguous: usize) -> bool {
-    region.offset.is_multiple_of(16) && contiguous.is_multiple_of(4)
-}
-
-/// Sizes reach kernels in 32 bits; no tensor that fits a GPU has a longer dimension.
-pub(super) fn word(size: usize) -> Arg {
-    Arg::U32(u32::try_from(size).unwrap_or(u32::MAX))
-}
-
-fn launch(entries: &Entries, work: &Work, tile: Tile, args: Vec<Arg>) -> KernelLaunch {
-    let blocks = work.tiles(tile) * work.pieces;
-    KernelLaunch {
-        entry: entries.get(tile, work.vectors),
-        grid: [number(blocks), 1, 1],
-        block: [tile.threads(), 1, 1],
-        shared_bytes: number(work.shared_bytes(tile)),
-        args,
+    /// The launch with the tiles that are done first.
+    fn launch_best(
+        &self,
+        (work, transposed): (Work, usize),
+        device: &DeviceShape,
+        args: Vec<Arg>,
+    ) -> KernelLaunch {
+        let own = OwnWork { work, transposed };
+        launch(self, &own, own.tile(device), args)
     }
 }
 
-pub(super) fn one_launch(launch: KernelLaunch) -> CallLaunches {
-    CallLaunches {
-        launches: vec![launch],
-        ..CallLaunches::default()
+fn launch(entries: &Entries, own: &OwnWork, tile: Tile, args: Vec<Arg>) -> KernelLaunch {
+    let blocks = own.work.tiles(tile.extents()) * own.work.pieces;
+    KernelLaunch {
+        entry: entries.get(tile, own.work.vectors),
+        grid: [number(blocks), 1, 1],
+        block: [tile.threads(), 1, 1],
+        shared_bytes: number(own.shared_bytes(tile)),
+        args,
     }
 }
 
 /// `y = x · weightᵀ (+ bias)`; reads x, weight, bias, writes y.
 pub fn forward(op: &Matmul, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    if let Some(kind) = tensor::kind_of(op.math) {
-        return tensor::forward(op, kind, (call, device));
-    }
     let (x, weight, y) = (call.reads[0], call.reads[1], call.writes[0]);
+    if op.rows == 0 || op.n_out == 0 {
+        return CallLaunches::default();
+    }
     let work = Work {
         m: op.rows,
         n: op.n_out,
         pieces: 1,
-        vectors: by_vectors(x, op.n_in) && by_vectors(weight, op.n_in),
-        transposed: 2,
+        vectors: by_vectors(op.n_in, op.math, &[x, weight]),
     };
-    if op.rows == 0 || op.n_out == 0 {
-        return CallLaunches::default();
-    }
     // Without a bias the kernel reads none; the argument must still be an address.
     let bias = call.reads.get(2).copied().filter(|_| op.bias);
     let mut args = regions([x, weight, bias.unwrap_or(y), y]).to_vec();
     let biased = usize::from(bias.is_some());
     args.extend(numbers([op.rows, op.n_in, op.n_out, biased]));
-    one_launch(launch(&Entries::FORWARD, &work, work.tile(device), args))
+    let launch = match Kind::of(op.math) {
+        Some(kind) => tensor::Entries::forward(kind).launch_best(&work, device, args),
+        None => Entries::FORWARD.launch_best((work, 2), device, args),
+    };
+    launch.into()
 }
 
 /// `dx = dy · weight`; reads dy, weight, writes dx.
 pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    if let Some(kind) = tensor::kind_of(op.math) {
-        return tensor::grad_input(op, kind, (call, device));
-    }
     let (dy, weight) = (call.reads[0], call.reads[1]);
+    if op.rows == 0 || op.n_in == 0 {
+        return CallLaunches::default();
+    }
     let work = Work {
         m: op.rows,
         n: op.n_in,
         pieces: 1,
-        vectors: by_vectors(dy, op.n_out) && by_vectors(weight, op.n_in),
-        transposed: 1,
+        vectors: by_vectors(op.n_out, op.math, &[dy]) && by_vectors(op.n_in, op.math, &[weight]),
     };
-    if op.rows == 0 || op.n_in == 0 {
-        return CallLaunches::default();
-    }
     let mut args = regions([dy, weight, call.writes[0]]).to_vec();
     args.extend(numbers([op.rows, op.n_in, op.n_out]));
-    one_launch(launch(&Entries::GRAD_INPUT, &work, work.tile(device), args))
+    let launch = match Kind::of(op.math) {
+        Some(kind) => tensor::Entries::grad_input(kind).launch_best(&work, device, args),
+        None => Entries::GRAD_INPUT.launch_best((work, 1), device, args),
+    };
+    launch.into()
 }
 
-/// `dweight (+)= dyᵀ · x`, cut into pieces and grains; reads dy, x, writes dweight.
+/// `dweight (+)= dyᵀ · x` in f32, cut into pieces and grains; reads dy, x, writes dweight.
 ///
 /// Where a block computes all pieces of a tile there is no workspace.
 pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    if let Some(kind) = tensor::kind_of(op.math) {
-        return tensor::grad_weight(op, kind, (call, device));
-    }
     let (dy, x) = (call.reads[0], call.reads[1]);
+    if op.n_out == 0 || op.n_in == 0 {
+        return CallLaunches::default();
+    }
     let [pieces_of_grain, pieces] = pieces(&op.sum);
     let work = Work {
         m: op.n_out,
         n: op.n_in,
         pieces,
-        vectors: by_vectors(dy, op.n_out) && by_vectors(x, op.n_in),
+        vectors: by_vectors(op.n_out, op.math, &[dy]) && by_vectors(op.n_in, op.math, &[x]),
+    };
+    if let Some(kind) = Kind::of(op.math) {
+        return tensor::grad_weight(kind, &work, (op, call), device);
+    }
+    let own = OwnWork {
+        work,
         transposed: 0,
     };
-    if op.n_out == 0 || op.n_in == 0 {
-        return CallLaunches::default();
-    }
     // Otherwise the pieces of a grain and the grains are not one tree.
     let one_tree = pieces <= pieces_of_grain || pieces_of_grain.is_power_of_two();
     let terms = op.sum.piece.min(op.sum.grain);
-    if let Some(mut launch) = work.whole(terms, device).filter(|_| one_tree) {
+    if let Some(mut launch) = own.whole(terms, device).filter(|_| one_tree) {
         launch.args = regions([dy, x, call.writes[0]]).to_vec();
-        launch.args.extend(numbers([
-            op.n_in,
-            op.n_out,
-            op.sum.tokens,
-            op.sum.grain.max(1),
-            op.sum.piece.max(1),
-            pieces_of_grain,
-            pieces,
-            usize::from(op.store == Store::Add),
-        ]));
-        return one_launch(launch);
+        launch.args.extend(cut_numbers(op));
+        return launch.into();
     }
-    let tile = work.tile(device);
+    let tile = own.tile(device);
     let tiles = WeightTiles {
-        tiles: work.tiles(tile),
+        tiles: work.tiles(tile.extents()),
         outputs: tile.outputs(),
     };
     tiles.launches(op, call, |args| {
-        launch(&Entries::GRAD_WEIGHT, &work, tile, args)
+        launch(&Entries::GRAD_WEIGHT, &own, tile, args)
     })
 }
 
@@ -332,7 +310,7 @@ pub fn fold(op: &MatmulGradWeight, call: &PlacedCall, _: &DeviceShape) -> CallLa
     if outputs == 0 {
         return CallLaunches::default();
     }
-    let (entry, elements) = match by_vectors(dweight, outputs) {
+    let (entry, elements) = match aligned(outputs, &[dweight]) {
         true => ("matmul_grad_weight_f32_fold", outputs / 4),
         false => ("matmul_grad_weight_f32_fold_any", outputs),
     };
@@ -349,6 +327,7 @@ pub fn fold(op: &MatmulGradWeight, call: &PlacedCall, _: &DeviceShape) -> CallLa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Region;
     use crate::num::tree::TokenSum;
     use crate::op::{Op, OpCall};
     use crate::shape::Math;

@@ -1,6 +1,10 @@
 use super::*;
+use crate::cuda::matmul;
+use crate::layout::Region;
 use crate::num::tree::TokenSum;
+use crate::op::matmul::{Matmul, MatmulGradInput};
 use crate::op::{Op, OpCall, Store};
+use crate::shape::Math;
 
 const H200: DeviceShape = DeviceShape {
     multiprocessors: 132,
@@ -46,11 +50,7 @@ fn forward_entry(math: Math, [rows, n_in, n_out]: [usize; 3], start: usize) -> (
         n_out,
         bias: false,
     };
-    entry(&super::super::matmul::forward(
-        &op,
-        &placed(op.clone(), start),
-        &H200,
-    ))
+    entry(&matmul::forward(&op, &placed(op.clone(), start), &H200))
 }
 
 #[test]
@@ -94,8 +94,8 @@ fn a_device_with_little_shared_memory_takes_smaller_tiles() {
         shared_bytes_per_block: 65_536,
         ..H200
     };
-    assert_eq!(work.tile(&H200), Tile::T128);
-    assert_eq!(work.tile(&little), Tile::T64);
+    assert_eq!(best_tile(&work, &H200), Tile::T128);
+    assert_eq!(best_tile(&work, &little), Tile::T64);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn each_kind_has_kernels_of_its_own_for_each_op() {
             n_out: 768,
         };
         let call = placed(grad_input.clone(), 0);
-        let made = super::super::matmul::grad_input(&grad_input, &call, &H200);
+        let made = matmul::grad_input(&grad_input, &call, &H200);
         let expected = format!("matmul_grad_input_{}_128x128", math.name());
         assert_eq!(entry(&made), (expected.as_str(), 64 * 6));
     }
@@ -128,9 +128,7 @@ fn the_workspace_of_a_weight_gradient_holds_counters_and_partials_in_f32() {
         store: Store::Assign,
     };
     for math in KINDS {
-        let of = |op: MatmulGradWeight| {
-            super::super::matmul::grad_weight(&op, &placed(op.clone(), 0), &H200)
-        };
+        let of = |op: MatmulGradWeight| matmul::grad_weight(&op, &placed(op.clone(), 0), &H200);
         let made = of(op(math, 128));
         let expected = format!("matmul_grad_weight_{}_64x64", math.name());
         assert_eq!(entry(&made), (expected.as_str(), 8 * 12));
@@ -151,7 +149,7 @@ fn a_product_without_outputs_launches_nothing_and_one_without_terms_does() {
             n_out: 4,
             bias: false,
         };
-        let made = super::super::matmul::forward(&op, &placed(op.clone(), 0), &H200);
+        let made = matmul::forward(&op, &placed(op.clone(), 0), &H200);
         made.launches.len()
     };
     assert_eq!(launches(0, 4), 0);

@@ -1,7 +1,8 @@
-//! Weight gradients in pieces: how many there are, and the launch of tiles that meet in the workspace.
+//! What products of every precision share: their sizes, how long tiles keep a device busy, and weight
+//! gradients in pieces that meet in the workspace.
 
-use super::call::{Arg, CallLaunches, KernelLaunch};
-use super::matmul::{one_launch, word};
+use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use super::rows::{numbers, regions};
 use crate::layout::PlacedCall;
 use crate::num::tree::TokenSum;
 use crate::op::Store;
@@ -9,6 +10,37 @@ use crate::op::matmul::MatmulGradWeight;
 
 /// Where the partial sums begin is a multiple of this many bytes of the workspace.
 const PARTIALS_ALIGNMENT: usize = 256;
+
+/// The sizes of a product `C[m, n]` in `pieces` pieces, and whether both operands may be read by 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub m: usize,
+    pub n: usize,
+    pub pieces: usize,
+    pub vectors: bool,
+}
+
+impl Work {
+    /// Tiles of so many rows and columns.
+    pub fn tiles(&self, [rows, columns]: [usize; 2]) -> usize {
+        self.m.div_ceil(rows) * self.n.div_ceil(columns)
+    }
+
+    /// Cycles of the busiest multiprocessor, which needs so many for a tile that is alone there, or for one
+    /// among others.
+    pub fn cycles(
+        &self,
+        extents: [usize; 2],
+        [alone, among]: [usize; 2],
+        device: &DeviceShape,
+    ) -> usize {
+        let multiprocessors = device.multiprocessors.max(1) as usize;
+        match (self.tiles(extents) * self.pieces).div_ceil(multiprocessors) {
+            0 | 1 => alone,
+            blocks => blocks * among,
+        }
+    }
+}
 
 /// Pieces of a whole grain, and of all grains; one of each where there are no tokens, so that the
 /// output is still written.
@@ -33,7 +65,7 @@ impl WeightTiles {
         call: &PlacedCall,
         launch: impl Fn(Vec<Arg>) -> KernelLaunch,
     ) -> CallLaunches {
-        let [pieces_of_grain, pieces] = pieces(&op.sum);
+        let [_, pieces] = pieces(&op.sum);
         let counters = (self.tiles * size_of::<u32>()).next_multiple_of(PARTIALS_ALIGNMENT);
         // A single piece goes straight to its place; the arguments must still be addresses.
         let dweight = Arg::Region(call.writes[0]);
@@ -41,22 +73,10 @@ impl WeightTiles {
             1 => dweight,
             _ => Arg::Workspace { offset },
         };
-        let args = vec![
-            Arg::Region(call.reads[0]),
-            Arg::Region(call.reads[1]),
-            dweight,
-            workspace(0),
-            workspace(counters),
-            word(op.n_in),
-            word(op.n_out),
-            word(op.sum.tokens),
-            word(op.sum.grain.max(1)),
-            word(op.sum.piece.max(1)),
-            word(pieces_of_grain),
-            word(pieces),
-            Arg::U32(u32::from(op.store == Store::Add)),
-        ];
-        let mut launches = one_launch(launch(args));
+        let mut args = regions([call.reads[0], call.reads[1]]).to_vec();
+        args.extend([dweight, workspace(0), workspace(counters)]);
+        args.extend(cut_numbers(op));
+        let mut launches = CallLaunches::from(launch(args));
         if pieces > 1 {
             let partials = self.tiles * pieces * self.outputs * size_of::<f32>();
             launches.zeroed_bytes = counters;
@@ -64,4 +84,19 @@ impl WeightTiles {
         }
         launches
     }
+}
+
+/// The sizes of a weight gradient and of its cut, as all its kernels take them.
+pub(super) fn cut_numbers(op: &MatmulGradWeight) -> [Arg; 8] {
+    let [pieces_of_grain, pieces] = pieces(&op.sum);
+    numbers([
+        op.n_in,
+        op.n_out,
+        op.sum.tokens,
+        op.sum.grain.max(1),
+        op.sum.piece.max(1),
+        pieces_of_grain,
+        pieces,
+        usize::from(op.store == Store::Add),
+    ])
 }

@@ -1,17 +1,18 @@
-//! Which ops have kernels in which precision.
+//! Which ops have kernels, and in which precision.
 
 use crate::error::DeviceError;
 use crate::op::Op;
 use crate::shape::Math;
 
-/// Checks that there are kernels for an op's precision.
+/// Checks that there are kernels for an op and its precision.
 ///
 /// # Errors
-/// [`DeviceError::NoPrecision`] names both; [`DeviceError::NoOp`] an op without any kernel.
+/// [`DeviceError::NoCudaOp`] names an op that has none at all, [`DeviceError::NoPrecision`] one that has
+/// none in its precision.
 pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
-    if !exists(op) {
+    if is_missing(op) {
         let op = op.rule().stem();
-        return Err(DeviceError::NoOp { op });
+        return Err(DeviceError::NoCudaOp { op });
     }
     let math = op.rule().math();
     match math == Math::F32 || serves(op) {
@@ -23,11 +24,18 @@ pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
     }
 }
 
-/// Whether an op has kernels in any precision.
-fn exists(op: &Op) -> bool {
-    !matches!(
+/// Whether an op has no kernels on this device.
+pub(super) fn is_missing(op: &Op) -> bool {
+    matches!(
         op,
-        Op::Dequantise(_)
+        Op::Conv1d(_)
+            | Op::Conv1dGrad(_)
+            | Op::SplitColumns(_)
+            | Op::SplitColumnsGrad(_)
+            | Op::Scan(_)
+            | Op::ScanGrad(_)
+            | Op::CarryState(_)
+            | Op::Dequantise(_)
             | Op::LoraDown(_)
             | Op::LoraDownGradInput(_)
             | Op::LoraUp(_)
@@ -54,31 +62,17 @@ fn serves(op: &Op) -> bool {
 mod tests {
     use super::*;
     use crate::op::attention::{Attention, AttentionShape};
-    use crate::op::lora::LoraDown;
-    use crate::op::nf4::Dequantise;
     use crate::op::rope::Heads;
 
     #[test]
-    fn an_op_that_the_device_does_not_have_is_refused_by_name() {
-        for math in Math::ALL {
-            let down = LoraDown {
-                rows: 1,
-                n_in: 1,
-                ranks: 1,
-                math,
-            };
-            let packed = Dequantise { elements: 64, math };
-            for (call, op) in [
-                (Op::from(packed), "nf4_dequantise"),
-                (Op::from(down), "lora_down"),
-            ] {
-                assert_eq!(has_kernels(&call), Err(DeviceError::NoOp { op }));
-            }
-        }
+    fn an_op_without_any_kernels_is_refused_by_name() {
+        let op = crate::op::carry_state::CarryState { elements: 1 }.into();
+        let refused = DeviceError::NoCudaOp { op: "carry_state" };
+        assert_eq!(has_kernels(&op), Err(refused));
     }
 
     #[test]
-    fn an_op_without_kernels_is_refused_by_name() {
+    fn an_op_without_kernels_in_a_precision_is_refused_by_name() {
         let of = |math, head_dim| {
             let heads = Heads {
                 n_heads: 1,

@@ -211,7 +211,7 @@ pub fn probe(ordinal: usize) -> Result<ProbeReport, DeviceError> {
         sections: Vec::new(),
     };
     let instructions: &[Instruction] = match info.capability {
-        (9, 0) => &[Instruction::Mma, Instruction::Wgmma],
+        HOPPER => &[Instruction::Mma, Instruction::Wgmma],
         _ => &[Instruction::Mma],
     };
     for &instruction in instructions {

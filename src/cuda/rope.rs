@@ -3,7 +3,7 @@
 use super::call::{Arg, CallLaunches, DeviceShape};
 use super::rows::{
     Cut, Workspace, entry, no_tokens, number, numbers, one, regions, shared_of_two, tiles,
-    vector_width,
+    vector_entry, vector_width,
 };
 use crate::layout::{PlacedCall, Region};
 use crate::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
@@ -16,11 +16,7 @@ const HEADS: usize = 8;
 pub fn forward(op: &Rope, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let operands = [call.reads[0], call.writes[0]];
     let width = pairs_a_thread(&op.heads, op.math, &operands);
-    let entry = match width {
-        1 => entry!(op.math, "rope", ""),
-        4 => "rope_f32_quads",
-        _ => entry!(op.math, "rope", "_octets"),
-    };
+    let entry = vector_entry!(width, op.math, "rope");
     let shape = (op.rows, op.seq_len, op.heads);
     turn((entry, width), operands, shape, device)
 }
@@ -29,11 +25,7 @@ pub fn forward(op: &Rope, call: &PlacedCall, device: &DeviceShape) -> CallLaunch
 pub fn grad(op: &RopeGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let operands = [call.reads[0], call.writes[0]];
     let width = pairs_a_thread(&op.heads, op.math, &operands);
-    let entry = match width {
-        1 => entry!(op.math, "rope_grad", ""),
-        4 => "rope_grad_f32_quads",
-        _ => entry!(op.math, "rope_grad", "_octets"),
-    };
+    let entry = vector_entry!(width, op.math, "rope_grad");
     let shape = (op.rows, op.seq_len, op.heads);
     turn((entry, width), operands, shape, device)
 }

@@ -41,18 +41,36 @@ macro_rules! entry {
 }
 pub(super) use entry;
 
+/// The entry of an elementwise stem that serves `$width` elements a thread, as [`vector_width`] gives it.
+macro_rules! vector_entry {
+    ($width:expr, $math:expr, $stem:literal) => {
+        match $width {
+            1 => entry!($math, $stem, ""),
+            4 => concat!($stem, "_f32_quads"),
+            _ => entry!($math, $stem, "_octets"),
+        }
+    };
+}
+pub(super) use vector_entry;
+
 /// How many elements of a row of `width` elements fill 16 bytes, if all rows of these regions can be read
 /// so; else 1. Regions besides those in the storage of `math` hold f32.
 pub(super) fn vector_width(width: usize, math: Math, regions: &[Region]) -> usize {
-    let elements = 16 / math.storage().size();
-    let whole =
-        width.is_multiple_of(elements) && regions.iter().all(|r| r.offset.is_multiple_of(16));
-    if whole { elements } else { 1 }
+    match by_vectors(width, math, regions) {
+        true => 16 / math.storage().size(),
+        false => 1,
+    }
+}
+
+/// Whether rows of `width` elements in the storage of `math` from these regions can be read by 16 bytes.
+pub(super) fn by_vectors(width: usize, math: Math, regions: &[Region]) -> bool {
+    let row_bytes = width * math.storage().size();
+    row_bytes.is_multiple_of(16) && regions.iter().all(|r| r.offset.is_multiple_of(16))
 }
 
 /// Whether rows of `width` f32 elements from these regions can be read by 16 bytes.
 pub(super) fn aligned(width: usize, regions: &[Region]) -> bool {
-    width.is_multiple_of(4) && regions.iter().all(|r| r.offset.is_multiple_of(16))
+    by_vectors(width, Math::F32, regions)
 }
 
 /// One launch without a workspace; none where the grid is empty.
@@ -65,16 +83,14 @@ pub(super) fn one(
     if grid.contains(&0) {
         return CallLaunches::default();
     }
-    CallLaunches {
-        launches: vec![KernelLaunch {
-            entry,
-            grid: [number(grid[0]), number(grid[1]), 1],
-            block: [block[0], block[1], 1],
-            shared_bytes: 0,
-            args,
-        }],
-        ..CallLaunches::default()
-    }
+    let launch = KernelLaunch {
+        entry,
+        grid: [number(grid[0]), number(grid[1]), 1],
+        block: [block[0], block[1], 1],
+        shared_bytes: 0,
+        args,
+    };
+    launch.into()
 }
 
 /// An elementwise kernel over `rows` rows of `units` columns or quads of columns; its last argument is

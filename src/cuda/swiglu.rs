@@ -1,7 +1,7 @@
 //! Launches of SwiGLU and its gradient.
 
 use super::call::{CallLaunches, DeviceShape};
-use super::rows::{entry, numbers, regions, tiles, vector_width};
+use super::rows::{entry, numbers, regions, tiles, vector_entry, vector_width};
 use crate::layout::{PlacedCall, Region};
 use crate::op::swiglu::{SwiGlu, SwiGluGrad};
 
@@ -9,11 +9,7 @@ use crate::op::swiglu::{SwiGlu, SwiGluGrad};
 pub fn forward(op: &SwiGlu, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let operands = [call.reads[0], call.writes[0]];
     let width = vector_width(op.d_ff, op.math, &operands);
-    let entry = match width {
-        1 => entry!(op.math, "swiglu", ""),
-        4 => "swiglu_f32_quads",
-        _ => entry!(op.math, "swiglu", "_octets"),
-    };
+    let entry = vector_entry!(width, op.math, "swiglu");
     launch((entry, width), operands, (op.rows, op.d_ff), device)
 }
 
@@ -21,11 +17,7 @@ pub fn forward(op: &SwiGlu, call: &PlacedCall, device: &DeviceShape) -> CallLaun
 pub fn grad(op: &SwiGluGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let operands = [call.reads[0], call.writes[0]];
     let width = vector_width(op.d_ff, op.math, &operands);
-    let entry = match width {
-        1 => entry!(op.math, "swiglu_grad", ""),
-        4 => "swiglu_grad_f32_quads",
-        _ => entry!(op.math, "swiglu_grad", "_octets"),
-    };
+    let entry = vector_entry!(width, op.math, "swiglu_grad");
     launch((entry, width), operands, (op.rows, op.d_ff), device)
 }
 

@@ -3,6 +3,9 @@
 #[doc = include_str!("architecture.md")]
 pub mod architecture {}
 
+#[doc = include_str!("checkpoints.md")]
+pub mod checkpoints {}
+
 #[doc = include_str!("contract.md")]
 pub mod contract {}
 

@@ -3,6 +3,8 @@
 //! It owns every decision (when to record, what a proof compares, what a commit moves); a backend
 //! only runs what it is given. Nothing here names a model or a device.
 
+pub mod backbone;
+pub mod checkpoint;
 pub mod generate;
 pub mod guard;
 pub mod hyper;
@@ -11,6 +13,7 @@ mod inputs;
 pub mod lockstep;
 mod packed;
 pub mod prove;
+pub mod recurrent;
 mod root;
 pub mod run;
 pub mod schedule;

@@ -16,7 +16,6 @@ use crate::io::nf4_folder::companions;
 use crate::io::peft::AdapterFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
-use crate::model::decoder::Decoder;
 use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig, Stored};
 
 /// A training run.
@@ -189,13 +188,10 @@ pub fn plan_of(recipe: &Recipe) -> Result<Plan, Error> {
 /// The model of a recipe.
 ///
 /// # Errors
-/// A model folder whose configuration cannot be used.
+/// A model folder whose configuration cannot be used; adapters beside a family that has none.
 pub fn model_of(recipe: &Recipe) -> Result<Box<dyn Model>, ConfigError> {
     let config = recipe.model_config()?;
-    Ok(Box::new(match recipe.lora.config() {
-        None => Decoder::new(config),
-        Some(lora) => Decoder::with_adapters(config, lora),
-    }))
+    config.adapted(recipe.lora.config(), recipe.file())
 }
 
 fn plan_config(recipe: &Recipe) -> PlanConfig {
@@ -239,7 +235,7 @@ pub fn data_config(recipe: &Recipe) -> Result<DataConfig, ConfigError> {
         batch: data.batch,
         seq_len: data.seq_len,
         seed: recipe.seed,
-        vocab_size: recipe.model_config()?.vocab_size,
+        vocab_size: recipe.model_config()?.vocab_size(),
     })
 }
 

@@ -393,7 +393,7 @@ impl<B: Backend> Session<B> {
         each_state!(self, engine => engine.state_name())
     }
 
-    fn core(&self) -> &Core<B> {
+    pub(super) fn core(&self) -> &Core<B> {
         each_state!(self, engine => &engine.core)
     }
 

@@ -46,6 +46,11 @@ impl Snapshot {
     pub fn region(&self, region: Region) -> Option<&[u8]> {
         self.bytes.get(region.offset..region.end())
     }
+
+    /// The bytes of a region inside the persistent part, to be changed before a restore.
+    pub fn region_mut(&mut self, region: Region) -> Option<&mut [u8]> {
+        self.bytes.get_mut(region.offset..region.end())
+    }
 }
 
 fn persistent(layout: &Layout) -> Region {

@@ -207,6 +207,52 @@ pub enum CheckpointError {
         expected: f32,
         found: f32,
     },
+    /// A run's folder without a checkpoint.
+    #[error("{folder} holds no complete checkpoint to resume from")]
+    NoCheckpoint { folder: String },
+    /// A file of a checkpoint does not have the bytes that were written.
+    #[error("{file}: expected BLAKE3 {expected}, found {found}: the file is damaged")]
+    FileDigest {
+        file: String,
+        expected: String,
+        found: blake3::Hash,
+    },
+    /// A tensor of a checkpoint does not have the bytes that were written.
+    #[error("{file}: tensor `{tensor}`: expected BLAKE3 {expected}, found {found}: it is damaged")]
+    TensorDigest {
+        file: String,
+        tensor: String,
+        expected: String,
+        found: blake3::Hash,
+    },
+    /// A checkpoint lacks a tensor that the run needs to go on.
+    #[error(
+        "{folder}: no {role} tensor `{tensor}`: without it the run would go on with other bits"
+    )]
+    StateMissing {
+        folder: String,
+        role: &'static str,
+        tensor: String,
+    },
+    /// The newest checkpoint is damaged and the one before was not asked for.
+    #[error(
+        "the newest checkpoint is damaged: {reason}. --resume-previous sets {folder} aside and goes on from the one before"
+    )]
+    Damaged {
+        folder: String,
+        reason: Box<CheckpointError>,
+    },
+    /// A checkpoint of another run, contract, domain or data.
+    #[error("{folder} does not fit this run: {what}: expected {expected}, found {found}")]
+    OtherRun {
+        folder: String,
+        what: &'static str,
+        expected: String,
+        found: String,
+    },
+    /// The thread that writes checkpoints has ended without an answer.
+    #[error("the thread that writes {folder} has panicked; the checkpoints before it stand")]
+    WriterPanicked { folder: String },
     /// A tokenizer file whose name the model folder uses itself, or that has no name.
     #[error("{path}: cannot be copied into a model folder under this name")]
     TokenizerName { path: String },

@@ -131,15 +131,15 @@ pub enum DeviceError {
     /// No committed module holds a kernel of this name.
     #[error("no kernel is named {entry}; this build's ptx folder does not fit its code")]
     NoKernel { entry: String },
+    /// This kind of device has no kernels for an op.
+    #[error("{op} has no CUDA kernel yet; use --device cpu")]
+    NoCudaOp { op: &'static str },
     /// This kind of device has no kernels for an op in this precision.
     #[error("{op} has no CUDA kernel in {precision} yet; use --device cpu, or --set precision=f32")]
     NoPrecision {
         op: &'static str,
         precision: &'static str,
     },
-    /// This kind of device has no kernels for an op at all.
-    #[error("{op} has no CUDA kernel yet; use --device cpu")]
-    NoOp { op: &'static str },
     /// The driver failed.
     #[error("{call} failed on {device}: {text}")]
     Driver {

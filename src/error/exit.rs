@@ -16,6 +16,8 @@ pub enum ExitCode {
     Data = 4,
     /// Training stopped on a non-finite loss or gradient norm.
     NonFinite = 5,
+    /// Training was interrupted after a finished step, and what could be saved was.
+    Interrupted = 6,
 }
 
 impl ExitCode {

@@ -40,6 +40,12 @@ pub enum StepError {
         expected: usize,
         found: usize,
     },
+    /// The model hands no state from step to step.
+    #[error("the model carries no recurrent state from step to step")]
+    NoState,
+    /// The model reads tokens and has a loss of its own.
+    #[error("the model reads tokens: features go into a backbone alone")]
+    NoFeatures,
     /// An element is asked for that the tensor does not have.
     #[error("tensor {name} has {elements} elements, expected an index below that, found {found}")]
     ElementIndex {

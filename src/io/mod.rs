@@ -1,6 +1,8 @@
 //! Files: recipes, safetensors and Hugging Face model folders.
 
 pub(crate) mod atomic;
+pub mod checkpoint;
+mod mamba_json;
 pub mod model_folder;
 mod model_json;
 pub mod nf4_folder;

@@ -13,7 +13,7 @@ use super::tensors::{TensorEntry, TensorFile};
 use super::tensors_header::json_error;
 use super::tensors_write::{F32Tensor, write_f32_tensors};
 use crate::error::CheckpointError;
-use crate::model::ModelConfig;
+use crate::model::AnyConfig;
 use crate::shape::Shape;
 
 /// The weights when they stand in one file.
@@ -22,8 +22,6 @@ const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// The output head.
 const HEAD: &str = "lm_head.weight";
-/// The embedding, to which a tied head is equal.
-const EMBEDDING: &str = "model.embed_tokens.weight";
 /// Buffers that old versions saved and that follow from the configuration.
 const HARMLESS_SUFFIX: &str = ".rotary_emb.inv_freq";
 
@@ -31,7 +29,7 @@ const HARMLESS_SUFFIX: &str = ".rotary_emb.inv_freq";
 #[derive(Debug)]
 pub struct ModelFolder {
     path: PathBuf,
-    config: ModelConfig,
+    config: AnyConfig,
     json: Map<String, Value>,
     files: Vec<TensorFile>,
     /// Which file holds each tensor.
@@ -68,7 +66,7 @@ impl ModelFolder {
     }
 
     /// The model's configuration.
-    pub fn config(&self) -> &ModelConfig {
+    pub fn config(&self) -> &AnyConfig {
         &self.config
     }
 
@@ -122,7 +120,7 @@ impl ModelFolder {
         let used: BTreeSet<&str> = used.iter().copied().collect();
         let mut unexpected = Vec::new();
         for name in self.names().filter(|name| !used.contains(name)) {
-            if name == HEAD && self.config.tie_embeddings {
+            if name == HEAD && self.config.tie_embeddings() {
                 self.check_tied_head()?;
             } else if !name.ends_with(HARMLESS_SUFFIX) {
                 unexpected.push(name.to_string());
@@ -138,10 +136,11 @@ impl ModelFolder {
     }
 
     fn check_tied_head(&self) -> Result<(), CheckpointError> {
-        let shape = [self.config.vocab_size, self.config.d_model];
+        let shape = [self.config.vocab_size(), self.config.d_model()];
+        let name = self.config.embedding();
         let head = self.read_f32(HEAD, &shape)?;
-        let embedding = self.read_f32(EMBEDDING, &shape)?;
-        tied_equal(self.file_of(HEAD)?.path(), &embedding, &head)
+        let embedding = self.read_f32(name, &shape)?;
+        tied_equal(self.file_of(HEAD)?.path(), (name, &embedding), &head)
     }
 
     fn file_of(&self, name: &str) -> Result<&TensorFile, CheckpointError> {
@@ -158,15 +157,19 @@ impl ModelFolder {
 
 /// Checks that a head given beside the embedding it is tied to has the embedding's bits, so that
 /// leaving it out of the file loses nothing.
-fn check_tied(tensors: &[F32Tensor<'_>], file: &str) -> Result<(), CheckpointError> {
+fn check_tied(
+    tensors: &[F32Tensor<'_>],
+    file: &str,
+    name: &'static str,
+) -> Result<(), CheckpointError> {
     let find = |wanted| tensors.iter().find(|(name, ..)| *name == wanted);
     let Some((_, head_shape, head)) = find(HEAD) else {
         return Ok(());
     };
-    let Some((_, shape, embedding)) = find(EMBEDDING) else {
+    let Some((_, shape, embedding)) = find(name) else {
         return Err(CheckpointError::MissingTensor {
             file: file.to_string(),
-            tensor: EMBEDDING.to_string(),
+            tensor: name.to_string(),
         });
     };
     if head_shape != shape || head.len() != embedding.len() {
@@ -177,11 +180,15 @@ fn check_tied(tensors: &[F32Tensor<'_>], file: &str) -> Result<(), CheckpointErr
             found: Shape::new(*head_shape),
         });
     }
-    tied_equal(file, embedding, head)
+    tied_equal(file, (name, embedding), head)
 }
 
 /// Checks that a tied head has the embedding's bits.
-fn tied_equal(file: &str, embedding: &[f32], head: &[f32]) -> Result<(), CheckpointError> {
+fn tied_equal(
+    file: &str,
+    (name, embedding): (&str, &[f32]),
+    head: &[f32],
+) -> Result<(), CheckpointError> {
     let pairs = embedding.iter().zip(head);
     match pairs
         .enumerate()
@@ -190,7 +197,7 @@ fn tied_equal(file: &str, embedding: &[f32], head: &[f32]) -> Result<(), Checkpo
         Some((index, (expected, found))) => Err(CheckpointError::TiedDiffers {
             file: file.to_string(),
             tensor: HEAD.to_string(),
-            tied_to: EMBEDDING.to_string(),
+            tied_to: name.to_string(),
             index,
             expected: *expected,
             found: *found,
@@ -267,7 +274,7 @@ fn open_shards(
 /// is tied to, or a file that cannot be written or copied.
 pub fn write_model_folder<'a>(
     folder: &Path,
-    config: &ModelConfig,
+    config: &AnyConfig,
     extra: &Map<String, Value>,
     tensors: impl IntoIterator<Item = F32Tensor<'a>>,
     tokenizer_files: &[PathBuf],
@@ -275,8 +282,8 @@ pub fn write_model_folder<'a>(
     config.validate()?;
     let mut tensors: Vec<F32Tensor<'a>> = tensors.into_iter().collect();
     let weights = folder.join(WEIGHTS);
-    if config.tie_embeddings {
-        check_tied(&tensors, &weights.display().to_string())?;
+    if config.tie_embeddings() {
+        check_tied(&tensors, &weights.display().to_string(), config.embedding())?;
         tensors.retain(|(name, ..)| *name != HEAD);
     }
     let names = tokenizer_names(tokenizer_files)?;

@@ -9,9 +9,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::mamba_json;
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::config::{FieldNames, SIZE_MAX};
-use crate::model::{Family, ModelConfig};
+use crate::model::{AnyConfig, Family, ModelConfig};
 
 /// The names of a configuration's fields in `config.json`.
 const NAMES: FieldNames = FieldNames {
@@ -32,7 +33,7 @@ const NAMES: FieldNames = FieldNames {
 pub(super) const FILE: &str = "config.json";
 
 /// The configuration and the keys as they stand in the file.
-pub(super) type Parsed = (ModelConfig, Map<String, Value>);
+pub(super) type Parsed = (AnyConfig, Map<String, Value>);
 
 /// Reads the `config.json` of a folder.
 pub(super) fn read(folder: &Path) -> Result<Parsed, ConfigError> {
@@ -55,12 +56,15 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed, ConfigError> {
             message: e.to_string(),
         })?;
     let keys = Keys { file, map: &map };
-    let family = keys.family()?;
+    let Some(family) = keys.family()? else {
+        let config = mamba_json::config(&keys)?;
+        return Ok((config.into(), map));
+    };
     keys.refuse_unsupported(family)?;
     let config = keys.config(family)?;
     config.validate_in(file, &NAMES)?;
     keys.refuse_sliding_window(&config)?;
-    Ok((config, map))
+    Ok((config.into(), map))
 }
 
 /// The sizes transformers gives a family whose `config.json` leaves them out.
@@ -125,18 +129,23 @@ const ROPE: [RopeNames; 2] = [
 ];
 
 /// The keys of one file.
-struct Keys<'a> {
-    file: &'a str,
+pub(super) struct Keys<'a> {
+    pub(super) file: &'a str,
     map: &'a Map<String, Value>,
 }
 
 impl Keys<'_> {
     /// A key that is there and not null.
-    fn get(&self, key: &str) -> Option<&Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    fn fault(&self, key: &'static str, expected: Expected, value: &Value) -> ConfigError {
+    pub(super) fn fault(
+        &self,
+        key: &'static str,
+        expected: Expected,
+        value: &Value,
+    ) -> ConfigError {
         ConfigError::Value {
             file: self.file.to_string(),
             key,
@@ -145,7 +154,12 @@ impl Keys<'_> {
         }
     }
 
-    fn unsupported(&self, key: &'static str, value: &Value, offered: &'static str) -> ConfigError {
+    pub(super) fn unsupported(
+        &self,
+        key: &'static str,
+        value: &Value,
+        offered: &'static str,
+    ) -> ConfigError {
         ConfigError::Unsupported {
             file: self.file.to_string(),
             key,
@@ -154,7 +168,7 @@ impl Keys<'_> {
         }
     }
 
-    fn size_or(&self, key: &'static str, default: usize) -> Result<usize, ConfigError> {
+    pub(super) fn size_or(&self, key: &'static str, default: usize) -> Result<usize, ConfigError> {
         let Some(value) = self.map.get(key) else {
             return Ok(default);
         };
@@ -178,7 +192,7 @@ impl Keys<'_> {
             .ok_or_else(|| self.fault(key, expected, value))
     }
 
-    fn number_or(&self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
+    pub(super) fn number_or(&self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
         match self.map.get(key) {
             Some(value) => self.number(key, value),
             None => Ok(default),
@@ -186,7 +200,7 @@ impl Keys<'_> {
     }
 
     /// A flag; absent and null are false, as transformers has it.
-    fn flag(&self, key: &'static str) -> Result<bool, ConfigError> {
+    pub(super) fn flag(&self, key: &'static str) -> Result<bool, ConfigError> {
         match self.get(key) {
             Some(value) => value
                 .as_bool()
@@ -195,7 +209,8 @@ impl Keys<'_> {
         }
     }
 
-    fn family(&self) -> Result<Family, ConfigError> {
+    /// The decoder's family; `None` for Mamba.
+    fn family(&self) -> Result<Option<Family>, ConfigError> {
         let expected = Expected::OneOf(&super::recipe_keys::FAMILIES);
         let Some(value) = self.map.get("model_type") else {
             return Err(ConfigError::MissingKey {
@@ -204,9 +219,13 @@ impl Keys<'_> {
                 expected,
             });
         };
+        if value.as_str() == Some(mamba_json::MODEL_TYPE) {
+            return Ok(None);
+        }
         Family::ALL
             .into_iter()
             .find(|family| value.as_str() == Some(family.name()))
+            .map(Some)
             .ok_or_else(|| self.fault("model_type", expected, value))
     }
 
@@ -362,9 +381,25 @@ impl Keys<'_> {
 /// The text of a `config.json` for a model saved in f32: the given keys, with every key the
 /// configuration decides set anew, in alphabetical order. Both spellings of the rotary base are
 /// written, for old and new versions of transformers.
-pub(super) fn write(config: &ModelConfig, extra: &Map<String, Value>) -> String {
-    let mut keys: BTreeMap<String, Value> =
-        extra.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+pub(super) fn write(config: &AnyConfig, extra: &Map<String, Value>) -> String {
+    let keys = extra.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+    let mut keys = match config {
+        AnyConfig::Decoder(config) => decoder_keys(config, keys),
+        AnyConfig::Mamba(config) => mamba_json::keys(config, keys),
+    };
+    if let Some(dtype) = keys.get_mut("dtype") {
+        *dtype = json!("float32");
+    }
+    // A map of text keys always has a JSON text.
+    let text = serde_json::to_string_pretty(&keys).unwrap_or_default();
+    text + "\n"
+}
+
+/// The given keys with those that a decoder's configuration decides.
+fn decoder_keys(
+    config: &ModelConfig,
+    mut keys: BTreeMap<String, Value>,
+) -> BTreeMap<String, Value> {
     let mut rope = match keys.remove("rope_parameters") {
         Some(Value::Object(rope)) => rope,
         _ => Map::new(),
@@ -397,12 +432,7 @@ pub(super) fn write(config: &ModelConfig, extra: &Map<String, Value>) -> String 
     }
     // The old spelling of the rotary section says nothing that the new one does not.
     keys.remove("rope_scaling");
-    if let Some(dtype) = keys.get_mut("dtype") {
-        *dtype = json!("float32");
-    }
-    // A map of text keys always has a JSON text.
-    let text = serde_json::to_string_pretty(&keys).unwrap_or_default();
-    text + "\n"
+    keys
 }
 
 #[cfg(test)]

@@ -4,8 +4,20 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn read(text: &str) -> Result<Parsed, ConfigError> {
+fn read_any(text: &str) -> Result<Parsed, ConfigError> {
     parse(text.as_bytes(), "config.json")
+}
+
+/// A decoder's configuration and the keys of its file.
+fn read(text: &str) -> Result<(ModelConfig, Map<String, Value>), ConfigError> {
+    match read_any(text)? {
+        (AnyConfig::Decoder(config), map) => Ok((config, map)),
+        (other, _) => panic!("expected a decoder, found {}", other.family()),
+    }
+}
+
+fn write(config: &ModelConfig, extra: &Map<String, Value>) -> String {
+    super::write(&config.clone().into(), extra)
 }
 
 /// A small Llama with further keys.
@@ -200,7 +212,7 @@ fn the_family_must_be_a_known_one() {
     let error = read(r#"{"model_type":"gpt2"}"#).expect_err("unknown");
     assert_eq!(
         error.to_string(),
-        "config.json: `model_type`: expected one of \"llama\", \"qwen2\", \"qwen3\", found \"gpt2\""
+        "config.json: `model_type`: expected one of \"llama\", \"qwen2\", \"qwen3\", \"mamba\", found \"gpt2\""
     );
     let error = read("{}").expect_err("absent");
     assert!(matches!(
@@ -265,6 +277,17 @@ proptest! {
     #[test]
     fn no_text_panics(text in ".{0,100}", key in 0usize..16, value in "-?[0-9]{1,22}|null|true|\"x\"|\\[\\]|\\{\\}|1e300|-0.5") {
         let _ = read(&text);
+        let mamba = [
+            "vocab_size", "hidden_size", "num_hidden_layers", "expand", "state_size", "conv_kernel",
+            "time_step_rank", "layer_norm_epsilon", "initializer_range", "use_bias", "use_conv_bias",
+            "hidden_act", "tie_word_embeddings", "quantization_config", "residual_in_fp32", "dtype",
+        ];
+        let text = format!(r#"{{"model_type":"mamba","{}":{value}}}"#, mamba[key]);
+        if let Ok((config, map)) = read_any(&text) {
+            prop_assert!(config.validate().is_ok());
+            let written = super::write(&config, &map);
+            prop_assert_eq!(read_any(&written).expect("right").0, config);
+        }
         let keys = [
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
             "num_key_value_heads", "head_dim", "intermediate_size", "rope_theta",
@@ -279,4 +302,44 @@ proptest! {
             }
         }
     }
+}
+
+fn mamba(more: &str) -> Result<Parsed, ConfigError> {
+    read_any(&format!(
+        r#"{{"model_type":"mamba","hidden_size":48{more}}}"#
+    ))
+}
+
+#[test]
+fn a_mamba_file_has_the_defaults_of_transformers_and_reads_back() {
+    let (config, map) = mamba(r#","time_step_rank":"auto","own":7"#).expect("right");
+    let AnyConfig::Mamba(mamba) = &config else {
+        panic!("a mamba")
+    };
+    assert_eq!((mamba.vocab_size, mamba.n_layers), (50_280, 32));
+    assert_eq!((mamba.d_inner(), mamba.d_state, mamba.d_conv), (96, 16, 4));
+    assert_eq!((mamba.dt_rank, mamba.tie_embeddings), (3, true));
+    let written = super::write(&config, &map);
+    let (again, keys) = read_any(&written).expect("right");
+    assert_eq!(again, config);
+    assert_eq!(
+        (&keys["own"], &keys["time_step_rank"]),
+        (&json!(7), &json!(3))
+    );
+    assert_eq!(super::write(&again, &keys), written);
+}
+
+#[test]
+fn what_a_mamba_file_asks_for_and_is_not_offered_is_refused() {
+    let key = |more: &str| match mamba(more) {
+        Err(ConfigError::Unsupported { key, .. } | ConfigError::Value { key, .. }) => key,
+        other => panic!("expected a refusal of {more}, found {other:?}"),
+    };
+    assert_eq!(key(r#","use_bias":true"#), "use_bias");
+    assert_eq!(key(r#","use_conv_bias":false"#), "use_conv_bias");
+    assert_eq!(key(r#","hidden_act":"gelu""#), "hidden_act");
+    assert_eq!(key(r#","quantization_config":{}"#), "quantization_config");
+    assert_eq!(key(r#","time_step_rank":"x""#), "time_step_rank");
+    assert_eq!(key(r#","state_size":65"#), "state_size");
+    assert_eq!(key(r#","conv_kernel":1"#), "conv_kernel");
 }

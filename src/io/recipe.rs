@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::recipe_check;
 use crate::error::{ConfigError, Expected, Found};
-use crate::model::ModelConfig;
+use crate::model::AnyConfig;
 use crate::model::lora::{Base, LoraConfig, Norms, Projection};
+use crate::model::mamba_config::Decay;
 use crate::shape::Math;
 
 /// A run of training. Read one with [`Recipe::from_path`] or [`Recipe::from_toml`], which check
@@ -75,7 +76,7 @@ pub enum ModelSection {
     /// Configuration and weights come from a folder.
     Folder(FolderSection),
     /// Weights are drawn afresh.
-    Fresh(ModelConfig),
+    Fresh(AnyConfig),
 }
 
 /// `[model]` with `path`.
@@ -210,6 +211,9 @@ pub struct OptimizerSection {
     /// A step whose norm before the clip exceeds this is dropped whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spike_norm: Option<f64>,
+    /// To which tensors weight decay applies; as the model's reference implementation marks them when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decay: Option<Decay>,
 }
 
 /// The course of the learning rate after the warm-up.
@@ -260,6 +264,16 @@ impl PrecisionSection {
 pub struct CheckpointSection {
     /// Whether the run ends by writing a model folder.
     pub save_model: bool,
+    /// A checkpoint is saved after every so many steps and after the last; never when absent. Like
+    /// the two keys below it is part of the canonical text only where it is written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<u64>,
+    /// Only so many of the newest checkpoints are kept; all when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_last: Option<u64>,
+    /// Checkpoints at multiples of this step are kept whatever `keep_last` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_every: Option<u64>,
 }
 
 /// `[golden]`.
@@ -390,6 +404,11 @@ impl Recipe {
         self.origin.folder.join(path)
     }
 
+    /// The file that errors name.
+    pub fn file(&self) -> &str {
+        &self.origin.file
+    }
+
     /// The folder of `[model] path`, resolved; `None` when the model is fresh.
     pub fn model_folder(&self) -> Option<PathBuf> {
         match &self.model {
@@ -402,13 +421,14 @@ impl Recipe {
     ///
     /// # Errors
     /// [`ConfigError`] when the folder's configuration cannot be used.
-    pub fn model_config(&self) -> Result<ModelConfig, ConfigError> {
+    pub fn model_config(&self) -> Result<AnyConfig, ConfigError> {
         match &self.model {
             ModelSection::Fresh(config) => Ok(config.clone()),
             ModelSection::Folder(folder) => {
                 Ok(super::model_json::read(&self.resolve(&folder.path))?.0)
             }
         }
+        .map(|config| config.with_decay(self.optimizer.decay.unwrap_or_default()))
     }
 
     /// Checks that the model has as many positions as `data.seq_len` asks for.
@@ -416,10 +436,10 @@ impl Recipe {
     /// # Errors
     /// [`ConfigError::Value`] with both numbers; a folder's configuration that cannot be used.
     pub fn check_positions(&self) -> Result<(), ConfigError> {
-        let positions = self.model_config()?.max_seq_len;
-        if self.data.seq_len <= positions {
-            return Ok(());
-        }
+        let positions = match self.model_config()?.positions() {
+            Some(positions) if self.data.seq_len > positions => positions,
+            _ => return Ok(()),
+        };
         Err(ConfigError::Value {
             file: self.origin.file.clone(),
             key: "data.seq_len",

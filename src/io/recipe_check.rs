@@ -3,9 +3,11 @@
 use toml::{Table, Value};
 
 use super::recipe::{DataSource, ModelSection, Origin, Recipe};
-use super::recipe_keys::{Absent, KEYS, KeySpec, PROJECTIONS, SECTIONS, nearest, takes_number};
+use super::recipe_keys::{
+    Absent, KEYS, KeySpec, PROJECTIONS, SECTIONS, family_has, nearest, takes_number,
+};
 use crate::error::{ConfigError, Expected, Found};
-use crate::model::config::RECIPE_NAMES;
+use crate::model::AnyConfig;
 use crate::plan::GROWTH_INTERVAL;
 use crate::shape::Math;
 
@@ -99,8 +101,13 @@ pub(super) fn build(origin: Origin) -> Result<Recipe, ConfigError> {
         full.insert(section.to_string(), Value::Table(Table::new()));
     }
     let from_folder = model_is_a_folder(&origin.written, file)?;
+    let family = family(&origin.written);
     for spec in &KEYS {
         if spec.full.starts_with("model.") && from_folder != (spec.full == "model.path") {
+            continue;
+        }
+        if !family_has(family, spec.full) {
+            refuse_written(spec, &origin.written, file)?;
             continue;
         }
         if let Some(value) = settle(spec, &origin.written, file)? {
@@ -120,6 +127,27 @@ pub(super) fn build(origin: Origin) -> Result<Recipe, ConfigError> {
     check_relations(&recipe, file)?;
     recipe.origin = origin;
     Ok(recipe)
+}
+
+/// The family that `[model]` names, as it is written.
+fn family(written: &Table) -> &str {
+    let model = written.get("model").and_then(Value::as_table);
+    let family = model.and_then(|m| m.get("family"));
+    family.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Refuses a key that the model's family does not have.
+fn refuse_written(spec: &KeySpec, written: &Table, file: &str) -> Result<(), ConfigError> {
+    let (section, name) = spec.split();
+    let section = written.get(section).and_then(Value::as_table);
+    match section.is_some_and(|section| section.contains_key(name)) {
+        true => Err(ConfigError::Conflict {
+            file: file.to_string(),
+            key: spec.full,
+            beside: "a model.family that does not have it",
+        }),
+        false => Ok(()),
+    }
 }
 
 fn unknown(key: &str, file: &str) -> ConfigError {
@@ -274,6 +302,12 @@ fn set_default(full: &mut Table, section: &str, name: &str, value: Option<Value>
 
 /// Fills in the sizes of a fresh model that follow from others.
 fn derive_model(full: &mut Table, file: &str) -> Result<(), ConfigError> {
+    if family(full) == "mamba" {
+        let rank = integer(full, "model", "d_model").map(|d| d.max(1).unsigned_abs().div_ceil(16));
+        let rank = rank.and_then(|rank| i64::try_from(rank).ok());
+        set_default(full, "model", "dt_rank", rank.map(Value::Integer));
+        return Ok(());
+    }
     let heads = integer(full, "model", "n_heads");
     let width = integer(full, "model", "d_model");
     if let (None, Some(heads), Some(width)) = (integer(full, "model", "head_dim"), heads, width) {
@@ -367,8 +401,10 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
     };
     let data = &recipe.data;
     if let ModelSection::Fresh(config) = &recipe.model {
-        config.validate_in(file, &RECIPE_NAMES)?;
-        if data.seq_len > config.max_seq_len {
+        config.validate_recipe(file)?;
+        if let AnyConfig::Decoder(config) = config
+            && data.seq_len > config.max_seq_len
+        {
             let (key, value) = ("model.max_seq_len", config.max_seq_len as u64);
             let expected = Expected::AtMost { key, value };
             return fault("data.seq_len", expected, data.seq_len as u64);
@@ -444,3 +480,11 @@ fn check_source(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
 #[cfg(test)]
 #[path = "recipe_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "recipe_mamba_tests.rs"]
+mod mamba_tests;
+
+#[cfg(test)]
+#[path = "recipe_lora_tests.rs"]
+mod lora_tests;

@@ -90,7 +90,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 49] = {
+pub(super) const KEYS: [KeySpec; 57] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -113,6 +113,10 @@ pub(super) const KEYS: [KeySpec; 49] = {
         key("model.n_kv_heads", SIZE, Derived),
         key("model.head_dim", SIZE, Derived),
         key("model.d_ff", SIZE, Required),
+        key("model.expand", SIZE, Integer(2)),
+        key("model.d_state", SIZE, Integer(16)),
+        key("model.d_conv", SIZE, Integer(4)),
+        key("model.dt_rank", SIZE, Derived),
         key("model.rope_theta", POSITIVE, Number(10_000.0)),
         key("model.rms_norm_eps", POSITIVE, Number(1e-5)),
         key("model.tie_embeddings", Expected::Flag, Flag(false)),
@@ -148,6 +152,7 @@ pub(super) const KEYS: [KeySpec; 49] = {
         key("optimizer.weight_decay", NOT_NEGATIVE, Number(0.1)),
         key("optimizer.clip_norm", NOT_NEGATIVE, Number(1.0)),
         key("optimizer.spike_norm", POSITIVE, Stays),
+        key("optimizer.decay", Expected::OneOf(&DECAYS), Stays),
         key(
             "schedule.kind",
             Expected::OneOf(&["constant", "cosine", "linear"]),
@@ -169,6 +174,9 @@ pub(super) const KEYS: [KeySpec; 49] = {
             Stays,
         ),
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
+        key("checkpoint.every", at_least(1), Stays),
+        key("checkpoint.keep_last", at_least(1), Stays),
+        key("checkpoint.keep_every", at_least(1), Stays),
         key("golden.steps", at_least(1), Integer(20)),
         key("golden.trace_steps", at_least(0), Integer(1)),
         key("digest.every", at_least(1), Stays),
@@ -176,7 +184,34 @@ pub(super) const KEYS: [KeySpec; 49] = {
 };
 
 /// The model families a recipe can name.
-pub(super) const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+pub(super) const FAMILIES: [&str; 4] = ["llama", "qwen2", "qwen3", "mamba"];
+
+/// The keys of a model that only decoders have, and those that only Mamba has.
+const DECODER_KEYS: [&str; 6] = [
+    "model.n_heads",
+    "model.n_kv_heads",
+    "model.head_dim",
+    "model.d_ff",
+    "model.rope_theta",
+    "model.max_seq_len",
+];
+const MAMBA_KEYS: [&str; 4] = [
+    "model.expand",
+    "model.d_state",
+    "model.d_conv",
+    "model.dt_rank",
+];
+
+/// Whether a family has a key; every one has the keys outside `[model]`.
+pub(super) fn family_has(family: &str, key: &str) -> bool {
+    match family {
+        "mamba" => !DECODER_KEYS.contains(&key),
+        _ => !MAMBA_KEYS.contains(&key),
+    }
+}
+
+/// To which tensors weight decay can apply.
+const DECAYS: [&str; 2] = ["reference", "matrices"];
 
 /// The projections on which a recipe can put adapters, by their short names.
 pub(super) const PROJECTIONS: [&str; 7] = ["q", "k", "v", "o", "gate", "up", "down"];

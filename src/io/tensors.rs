@@ -172,6 +172,14 @@ impl TensorFile {
         }
     }
 
+    /// The bytes of a tensor as the file holds them.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: missing, or unreadable.
+    pub fn read_bytes(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
+        self.values(self.entry(name)?, |[byte]: [u8; 1]| byte)
+    }
+
     /// The entry of a tensor of the expected shape.
     fn shaped(&self, name: &str, expected: &[usize]) -> Result<&TensorEntry, CheckpointError> {
         let entry = self.entry(name)?;

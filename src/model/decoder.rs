@@ -8,13 +8,13 @@
 use super::config::{Family, ModelConfig};
 use super::lora::{Linear, LoraConfig, Projection};
 use super::params::{Init, ParamGroup, ParamSpec};
+use super::stream::{Norm, Stream};
 use super::{Derived, Head, Model};
 use crate::error::PlanError;
 use crate::num;
 use crate::op::Slot;
 use crate::op::attention::{Attention, AttentionShape};
 use crate::op::embed::Embed;
-use crate::op::rms_norm::RmsNorm;
 use crate::op::rope::{Heads, QkNormRope, Rope};
 use crate::op::swiglu::SwiGlu;
 use crate::plan::{ParamSlots, StepInputs};
@@ -23,7 +23,7 @@ use crate::program::ProgramBuilder;
 /// Elements of the largest head: one lane each in a head's reductions.
 pub const MAX_HEAD_DIM: usize = 256;
 
-const EMBED: &str = "model.embed_tokens.weight";
+pub(super) const EMBED: &str = "model.embed_tokens.weight";
 const FINAL_NORM: &str = "model.norm.weight";
 const LM_HEAD: &str = "lm_head.weight";
 const ROPE_TABLE: &str = "rope_table";
@@ -33,12 +33,6 @@ const ROPE_TABLE: &str = "rope_table";
 pub struct Decoder {
     config: ModelConfig,
     lora: Option<LoraConfig>,
-}
-
-/// The residual stream on its way through the layers: what the next norm adds.
-struct Stream {
-    residual: Slot,
-    delta: Option<Slot>,
 }
 
 impl Decoder {
@@ -149,26 +143,14 @@ impl Decoder {
         name: &str,
         rows: usize,
     ) -> Slot {
-        let d = self.config.d_model;
-        let op = RmsNorm {
+        let norm = Norm {
+            weight,
+            name,
             rows,
-            d_model: d,
-            eps: self.config.rms_norm_eps as f32,
-            residual: stream.delta.is_some(),
-            math: program.math,
+            d_model: self.config.d_model,
+            eps: self.config.rms_norm_eps,
         };
-        let h = program.narrow_activation(name, [rows, d]);
-        let rstd = program.activation(format!("{name}.rstd"), [rows]);
-        match stream.delta.take() {
-            None => program.call(op, vec![stream.residual, weight], vec![h, rstd]),
-            Some(delta) => {
-                let r = program.activation(format!("{name}.residual"), [rows, d]);
-                let reads = vec![stream.residual, delta, weight];
-                program.call(op, reads, vec![r, h, rstd]);
-                stream.residual = r;
-            }
-        }
-        h
+        stream.norm(program, &norm)
     }
 
     fn attention(

@@ -1,16 +1,23 @@
 //! Model families: from a configuration to parameters, tensor names and forward calls.
 
+pub mod any;
 pub mod config;
 pub mod decoder;
 pub mod lora;
+pub mod mamba;
+pub mod mamba_config;
 pub mod params;
+mod stream;
 
+pub use any::AnyConfig;
 pub use config::{Family, ModelConfig};
+pub use mamba_config::MambaConfig;
 
 use crate::error::PlanError;
 use crate::op::Slot;
 use crate::plan::{ParamSlots, StepInputs};
 use crate::program::ProgramBuilder;
+use crate::shape::Shape;
 
 /// The end of a model's forward calls: what the loss is computed from.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +39,14 @@ pub struct Derived {
     pub values: Vec<f32>,
 }
 
+/// A tensor that a step hands to the next one, f32: the recurrent state of each sequence of the batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CarriedTensor {
+    pub name: String,
+    /// The first dimension is the batch.
+    pub shape: Shape,
+}
+
 /// What a model family gives the planner.
 pub trait Model {
     /// The parameters, in the order in which they are registered.
@@ -39,6 +54,17 @@ pub trait Model {
 
     /// The derived tensors for sequences of `seq_len`.
     fn derived(&self, seq_len: usize) -> Vec<Derived>;
+
+    /// The state that windows of `batch` sequences hand to the next ones; none by default.
+    fn carried(&self, _batch: usize) -> Vec<CarriedTensor> {
+        Vec::new()
+    }
+
+    /// The width of the features that the caller gives in place of tokens; `None` for a model of tokens. A
+    /// model of features is a backbone alone: of its [`Head`] only `hidden` is read.
+    fn features(&self) -> Option<usize> {
+        None
+    }
 
     /// Emits the forward calls up to the last hidden states.
     ///

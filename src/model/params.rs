@@ -18,6 +18,15 @@ pub enum Init {
     },
     Ones,
     Zeros,
+    /// `log(i + 1)` in column `i`, of the `libm` crate in f64, rounded once.
+    LogOfColumn,
+    /// `x` such that `softplus(x)` is between `low` and `high`, uniformly in its logarithm: with a uniform
+    /// `r` from Philox, `step = exp(r · (log high - log low) + log low)` and `x = step + log(-expm1(-step))`,
+    /// of the `libm` crate in f64, rounded once.
+    StepBias {
+        low: f64,
+        high: f64,
+    },
 }
 
 /// Whether a group is trained and whether weight decay applies to it.

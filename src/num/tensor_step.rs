@@ -27,6 +27,7 @@
 
 use crate::num::round::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, f32_to_tf32};
 use crate::num::tensor_model::StepModel;
+use crate::shape::Math;
 
 /// The format of a step's factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +43,16 @@ pub enum Kind {
 impl Kind {
     /// Every kind.
     pub const ALL: [Kind; 3] = [Kind::Bf16, Kind::F16, Kind::Tf32];
+
+    /// The kind of step that products in `math` are chains of; `None` for chains of fused multiply-adds.
+    pub const fn of(math: Math) -> Option<Kind> {
+        match math {
+            Math::F32 => None,
+            Math::Tf32 => Some(Kind::Tf32),
+            Math::Bf16 => Some(Kind::Bf16),
+            Math::F16 => Some(Kind::F16),
+        }
+    }
 
     /// Products of one step.
     pub const fn k(self) -> usize {

@@ -7,7 +7,9 @@
 pub mod adamw;
 pub mod attention;
 pub mod bias;
+pub mod carry_state;
 pub mod clip;
+pub mod conv1d;
 pub mod cross_entropy;
 pub mod embed;
 pub mod lora;
@@ -15,6 +17,8 @@ pub mod matmul;
 pub mod nf4;
 pub mod rms_norm;
 pub mod rope;
+pub mod scan;
+pub mod split_columns;
 pub mod step_values;
 pub mod swiglu;
 pub mod tree_add;
@@ -213,6 +217,13 @@ ops! {
     AttentionGradKeyValue(attention::AttentionGradKeyValue),
     SwiGlu(swiglu::SwiGlu),
     SwiGluGrad(swiglu::SwiGluGrad),
+    Conv1d(conv1d::Conv1d),
+    Conv1dGrad(conv1d::Conv1dGrad),
+    SplitColumns(split_columns::SplitColumns),
+    SplitColumnsGrad(split_columns::SplitColumnsGrad),
+    Scan(scan::Scan),
+    ScanGrad(scan::ScanGrad),
+    CarryState(carry_state::CarryState),
     CrossEntropy(cross_entropy::CrossEntropy),
     LossSum(cross_entropy::LossSum),
     TreeAdd(tree_add::TreeAdd),

@@ -212,6 +212,38 @@ mod tests {
         }
     }
 
+    fn parity_of(name: &str, math: Math) -> ParityReport {
+        use crate::cpu::context::CpuContext;
+        use crate::cpu::simd::SimdPath;
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let reference = Reference::open(&root.join("tests/fixtures").join(name)).unwrap();
+        let context = CpuContext::new(SimdPath::detect(), 2).unwrap();
+        let backend = crate::cpu::CpuBackend::new(context);
+        run(&reference, math, backend, &Tolerances::of_math(math)).unwrap()
+    }
+
+    #[test]
+    fn mamba_computes_what_transformers_does() {
+        let report = parity_of("mamba", Math::F32);
+        for kind in Kind::ALL {
+            println!("{} {:?}", kind.name(), report.worst(kind));
+        }
+        assert!(report.holds());
+    }
+
+    /// The change is left out: AdamW divides the time steps' gradients, which are as small as the roundings
+    /// of these precisions, by their own size.
+    #[test]
+    fn mamba_is_the_same_function_in_every_precision() {
+        for math in [Math::Tf32, Math::Bf16, Math::F16] {
+            let report = parity_of("mamba", math);
+            for kind in [Kind::Logits, Kind::Gradient, Kind::Loss, Kind::GradNorm] {
+                println!("{math} {} {:?}", kind.name(), report.worst(kind));
+                assert!(report.of(kind).all(Row::holds), "{math} {}", kind.name());
+            }
+        }
+    }
+
     #[test]
     fn errors_are_relative_to_the_record() {
         assert_eq!(distance(&[3.0, 0.0], &[0.0, 4.0]), 5.0);

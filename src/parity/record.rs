@@ -6,10 +6,10 @@ use serde::Deserialize;
 
 use crate::data::{Batch, IGNORE};
 use crate::engine::Hyper;
-use crate::error::{CheckpointError, ParityError};
+use crate::error::{CheckpointError, Error, ParityError};
 use crate::io::{AdapterFolder, ModelFolder, TensorFile};
-use crate::model::decoder::Decoder;
 use crate::model::lora::Base;
+use crate::model::mamba_config::Decay;
 use crate::plan::{Plan, PlanConfig};
 use crate::shape::Math;
 
@@ -112,8 +112,8 @@ impl Reference {
     /// The model as a program of the recorded sizes; sums over tokens are one grain.
     ///
     /// # Errors
-    /// Sizes that an op does not support.
-    pub(super) fn plan(&self, math: Math) -> Result<Plan, crate::error::PlanError> {
+    /// Adapters beside a family that has none; sizes that an op does not support.
+    pub(super) fn plan(&self, math: Math) -> Result<Plan, Error> {
         let json = &self.json;
         let config = PlanConfig {
             beta1: json.hyper.beta1,
@@ -122,18 +122,17 @@ impl Reference {
             math,
             ..PlanConfig::of(json.batch, json.seq_len)
         };
-        let model = self.model.config().clone();
-        let decoder = match &self.adapter {
-            None => Decoder::new(model),
-            Some(adapter) => {
-                let mut lora = adapter.config().clone();
-                if json.nf4 {
-                    lora.base = Base::Nf4;
-                }
-                Decoder::with_adapters(model, lora)
+        // A record's optimizer decays every tensor of two or more dimensions.
+        let model = self.model.config().clone().with_decay(Decay::Matrices);
+        let lora = self.adapter.as_ref().map(|adapter| {
+            let mut lora = adapter.config().clone();
+            if json.nf4 {
+                lora.base = Base::Nf4;
             }
-        };
-        Plan::build(&decoder, config)
+            lora
+        });
+        let file = &self.json_path;
+        Ok(Plan::build(model.adapted(lora, file)?.as_ref(), config)?)
     }
 
     /// Checks that the record trains exactly the parameters of the plan.

@@ -14,15 +14,18 @@ use crate::model::params::{Init, Training};
 use crate::num::element::encode;
 use crate::num::tree::TokenSum;
 use crate::op::adamw::AdamW;
+use crate::op::carry_state::CarryState;
 use crate::op::clip::{Clip, GradSquares, LossScaling};
 use crate::op::{OpCall, Slot};
 use crate::program::{ProgramBuilder, SlotTable};
 use crate::shape::{DType, Math, Role, Shape, TensorSpec};
 
+mod backbone;
 mod head;
 pub mod memory;
 mod place;
 
+pub use backbone::{BackboneOutputs, Features};
 use head::HeadPlan;
 
 /// How sums over tokens are cut.
@@ -173,12 +176,43 @@ pub struct StepInputs {
     /// The loss scale, carried from step to step; `None` where gradients carry none.
     pub loss_scale: Option<Slot>,
     derived: BTreeMap<&'static str, Slot>,
+    /// The recurrent state; `None` for models without one.
+    pub carried: Option<Carried>,
+    /// What the caller of a backbone alone writes; `None` for a model of tokens.
+    pub features: Option<Features>,
+}
+
+/// The state that a step hands to the next one.
+#[derive(Clone, Debug)]
+pub struct Carried {
+    /// Flags of the sequences that go on where their last window ended, `[batch]` u32; 0 begins anew.
+    pub keep: Slot,
+    /// All tensors of the state.
+    pub state: Slot,
+    /// The same tensors as the step leaves them; they become the state when the step is applied.
+    pub next: Slot,
+    /// Each tensor by name, now and next.
+    pub tensors: BTreeMap<String, (Slot, Slot)>,
 }
 
 impl StepInputs {
     /// Tokens of the batch.
     pub fn rows(&self) -> usize {
         self.batch * self.seq_len
+    }
+
+    /// A tensor of the recurrent state, what it becomes, and the flags of the sequences that go on.
+    ///
+    /// # Errors
+    /// [`PlanError::NoGradient`] names a tensor that the model did not declare.
+    pub fn carried(&self, name: &str) -> Result<(Slot, Slot, Slot), PlanError> {
+        let found = self.carried.as_ref().and_then(|carried| {
+            let (state, next) = carried.tensors.get(name)?;
+            Some((*state, *next, carried.keep))
+        });
+        found.ok_or_else(|| PlanError::NoGradient {
+            parameter: name.to_owned(),
+        })
     }
 
     /// The slot of a derived tensor.
@@ -238,6 +272,8 @@ pub struct Plan {
     /// Logits of each row chunk while the head runs: the slot and its first row.
     pub logits: Vec<(Slot, usize)>,
     pub config: PlanConfig,
+    /// What a backbone alone leaves for its caller; `None` for a model of tokens.
+    pub backbone: Option<BackboneOutputs>,
     /// Token ids and targets are below this.
     pub vocab_size: usize,
     pub layout: Layout,
@@ -255,18 +291,33 @@ impl Plan {
     pub fn build(model: &dyn Model, config: PlanConfig) -> Result<Plan, PlanError> {
         let mut program = ProgramBuilder::of(config.math);
         let placed = place::parameters(&mut program, &model.parameters())?;
-        let (inputs, derived) = place::inputs(&mut program, model, &config);
+        let (inputs, derived) = place::inputs(&mut program, model, &config)?;
         let outputs = place::outputs(&mut program, inputs.rows());
         let body_head = model.forward(&mut program, &placed.groups, &inputs)?;
         let body = std::mem::take(&mut program.calls);
-        let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), &config)?;
-
-        program.calls = body.clone();
-        head.evaluate(&mut program);
-        let evaluate = std::mem::take(&mut program.calls);
-
-        program.calls = body.clone();
-        let reached = head.step(&mut program, &body, placed.arenas)?;
+        let (mut logits, mut backbone) = (Vec::new(), None);
+        let (evaluate, reached) = match inputs.features {
+            Some(features) => {
+                program.calls = body.clone();
+                let (reached, left) = backbone::backward(
+                    &mut program,
+                    &body,
+                    (features, body_head.hidden),
+                    (placed.arenas, &config),
+                )?;
+                backbone = Some(left);
+                (body, reached)
+            }
+            None => {
+                let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), &config)?;
+                program.calls = body.clone();
+                head.evaluate(&mut program);
+                let evaluate = std::mem::take(&mut program.calls);
+                program.calls = body.clone();
+                logits = head.logits();
+                (evaluate, head.step(&mut program, &body, placed.arenas)?)
+            }
+        };
         optimizer(&mut program, &placed, &config, (&inputs, outputs));
         let step = std::mem::take(&mut program.calls);
         check_reached(&program.slots, &placed.params, &reached)?;
@@ -281,7 +332,8 @@ impl Plan {
             inputs,
             outputs,
             derived,
-            logits: head.logits(),
+            logits,
+            backbone,
             vocab_size: body_head.vocab_size,
             config,
             layout,
@@ -387,6 +439,14 @@ fn optimizer(
         vec![arenas.grad, inputs.scalars, outputs.report],
         writes,
     );
+    if let Some(carried) = &inputs.carried {
+        let elements = program.slots.spec(carried.state).shape.elements();
+        program.call(
+            CarryState { elements },
+            vec![carried.next, outputs.report],
+            vec![carried.state],
+        );
+    }
 }
 
 fn check_reached(slots: &SlotTable, params: &[Param], reached: &[Slot]) -> Result<(), PlanError> {
@@ -403,60 +463,4 @@ fn check_reached(slots: &SlotTable, params: &[Param], reached: &[Slot]) -> Resul
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::config::{Family, ModelConfig};
-    use crate::model::decoder::Decoder;
-
-    fn tiny(family: Family, tie_embeddings: bool, vocab_size: usize) -> Decoder {
-        Decoder::new(ModelConfig {
-            family,
-            vocab_size,
-            d_model: 64,
-            n_layers: 2,
-            n_heads: 4,
-            n_kv_heads: 2,
-            head_dim: 16,
-            d_ff: 96,
-            rope_theta: 1e4,
-            rms_norm_eps: 1e-5,
-            tie_embeddings,
-            max_seq_len: 32,
-            init_std: 0.02,
-        })
-    }
-
-    fn config(batch: usize, seq_len: usize, grain: usize) -> PlanConfig {
-        PlanConfig {
-            grain,
-            ..PlanConfig::of(batch, seq_len)
-        }
-    }
-
-    #[test]
-    fn every_family_plans() {
-        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
-            for tied in [false, true] {
-                let plan = Plan::build(&tiny(family, tied, 160), config(3, 24, 3)).unwrap();
-                println!("{}", plan.manifest().text());
-                println!("{}", plan.layout.describe());
-            }
-        }
-    }
-
-    #[test]
-    fn a_large_vocabulary_is_processed_in_row_chunks() {
-        let vocab = 1 << 20;
-        let plan = Plan::build(&tiny(Family::Llama, false, vocab), config(5, 256, 5)).unwrap();
-        let chunks: Vec<usize> = plan.logits.iter().map(|c| c.1).collect();
-        assert_eq!(chunks, [0, 256, 512, 768, 1024]);
-        let logits = plan.slots.spec(plan.logits[0].0).bytes();
-        assert_eq!(logits, 256 * vocab * 4, "one chunk of 1 GiB, not five");
-        let merges = plan
-            .calls(ProgramKind::Step)
-            .iter()
-            .filter(|c| matches!(c.op, crate::op::Op::TreeAdd(_)))
-            .count();
-        assert_eq!(merges, 4, "five leaves make four merges");
-    }
-}
+mod tests;

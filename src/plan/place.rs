@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::backbone;
 use super::{
-    Param, ParamArenas, ParamSlots, ParamState, PlanConfig, StepInputs, StepOutputs, Stored,
+    Carried, Param, ParamArenas, ParamSlots, ParamState, PlanConfig, StepInputs, StepOutputs,
+    Stored,
 };
 use crate::error::PlanError;
 use crate::model::Model;
@@ -215,13 +217,15 @@ fn place_packed(
     }
     Ok(())
 }
+/// The derived tensors and what they hold.
+type DerivedValues = Vec<(Slot, Vec<f32>)>;
 
 /// Declares the inputs of a step and the derived tensors with their values.
 pub fn inputs(
     program: &mut ProgramBuilder,
     model: &dyn Model,
     config: &PlanConfig,
-) -> (StepInputs, Vec<(Slot, Vec<f32>)>) {
+) -> Result<(StepInputs, DerivedValues), PlanError> {
     let tokens = Shape::from([config.batch, config.seq_len]);
     let mut add = |name: &str, shape: Shape, dtype, role| {
         program.slots.add(TensorSpec::new(name, shape, dtype, role))
@@ -235,6 +239,8 @@ pub fn inputs(
         scalars: add("scalars", [SCALAR_WORDS].into(), DType::F32, Role::Scalars),
         loss_scale: None,
         derived: BTreeMap::new(),
+        carried: None,
+        features: None,
     };
     if config.math.scales_loss() {
         let words = Shape::from([LOSS_SCALE_WORDS]);
@@ -247,7 +253,51 @@ pub fn inputs(
         inputs.derived.insert(derived.name, slot);
         tensors.push((slot, derived.values));
     }
-    (inputs, tensors)
+    if let Some(width) = model.features() {
+        inputs.features = Some(backbone::declare(program, inputs.rows(), width));
+    }
+    inputs.carried = carried(program, model, config.batch)?;
+    Ok((inputs, tensors))
+}
+
+/// Declares the state that a step hands to the next one: all of it in one slot, and what the step makes of it
+/// in another.
+fn carried(
+    program: &mut ProgramBuilder,
+    model: &dyn Model,
+    batch: usize,
+) -> Result<Option<Carried>, PlanError> {
+    let tensors = model.carried(batch);
+    if tensors.is_empty() {
+        return Ok(None);
+    }
+    let elements = tensors.iter().map(|t| t.shape.elements()).sum();
+    let mut add = |name: &str, elements: usize, dtype, role| {
+        let spec = TensorSpec::new(name, [elements], dtype, role);
+        program.slots.add(spec)
+    };
+    let keep = add("keep", batch, DType::U32, Role::Input);
+    let state = add("state", elements, DType::F32, Role::Carried);
+    let next = add("state_next", elements, DType::F32, Role::Activation);
+    let mut places = BTreeMap::new();
+    let mut start = 0;
+    for tensor in tensors {
+        let mut view = |parent, prefix: &str| {
+            let name = format!("{prefix}{}", tensor.name);
+            program
+                .slots
+                .view(parent, start, name, tensor.shape.clone())
+        };
+        let pair = (view(state, "")?, view(next, "next.")?);
+        start += tensor.shape.elements();
+        places.insert(tensor.name, pair);
+    }
+    Ok(Some(Carried {
+        keep,
+        state,
+        next,
+        tensors: places,
+    }))
 }
 
 /// Declares what a step leaves for the host.

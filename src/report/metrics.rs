@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::engine::StepReport;
 use crate::error::RunError;
+use crate::io::atomic::write_whole;
 use crate::op::step_values::canonical_bits;
 
 /// Lines between two flushes.
@@ -116,6 +117,35 @@ impl MetricsWriter {
         }
     }
 
+    /// Opens the file of a run that goes on after `taken` steps: lines of later steps, and a last
+    /// one that was cut off, go; the run writes them again. Without a file one is created.
+    ///
+    /// # Errors
+    /// [`RunError::Write`] names the file.
+    pub fn resume(path: &Path, taken: u64) -> Result<Self, RunError> {
+        let failed = |source| RunError::Write {
+            path: path.display().to_string(),
+            source,
+        };
+        let text = match std::fs::read_to_string(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Self::create(path),
+            text => text.map_err(failed)?,
+        };
+        let before = |line: &&str| {
+            let value: Option<serde_json::Value> = serde_json::from_str(line).ok();
+            let step = value.and_then(|value| value.get("step")?.as_u64());
+            line.ends_with('\n') && step.is_some_and(|step| step < taken)
+        };
+        let kept: String = text.split_inclusive('\n').take_while(before).collect();
+        write_whole(path, kept.as_bytes()).map_err(failed)?;
+        let file = File::options().append(true).open(path).map_err(failed)?;
+        Ok(MetricsWriter {
+            path: path.display().to_string(),
+            file: BufWriter::new(file),
+            waiting: 0,
+        })
+    }
+
     /// Appends a line.
     ///
     /// # Errors
@@ -152,6 +182,28 @@ impl MetricsWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_resumed_file_loses_the_lines_of_steps_that_come_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let line = |step| format!("{{\"step\":{step},\"loss\":1.0}}\n");
+        let whole: String = (0..4).map(line).collect();
+        for (text, taken, kept) in [
+            (whole.clone(), 2, 2),
+            (whole.clone(), 4, 4),
+            (format!("{whole}{{\"step\":4,\"lo"), 9, 4),
+            (String::new(), 3, 0),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            drop(MetricsWriter::resume(&path, taken).unwrap());
+            let expected: String = (0..kept).map(line).collect();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        }
+        std::fs::remove_file(&path).unwrap();
+        drop(MetricsWriter::resume(&path, 3).unwrap());
+        assert!(path.exists());
+    }
     use crate::op::step_values::Dropped;
 
     fn report(step: u64, loss: f32, dropped: Dropped) -> StepReport {

@@ -1,4 +1,4 @@
-//! The folder a run leaves: `recipe.toml`, `manifest.txt`, `metrics.jsonl` and `model/`.
+//! The folder a run leaves: `recipe.toml`, `manifest.txt`, `metrics.jsonl`, `checkpoints/` and `model/`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,9 @@ const COMPANIONS: [&str; 6] = [
     "merges.txt",
     "generation_config.json",
 ];
+
+const RECIPE: &str = "recipe.toml";
+const METRICS: &str = "metrics.jsonl";
 
 /// The folder of one run.
 #[derive(Debug)]
@@ -54,6 +57,29 @@ impl RunFolder {
         })
     }
 
+    /// The folder of a run that goes on, and its recipe.
+    ///
+    /// # Errors
+    /// A recipe that cannot be read.
+    pub fn reopen(path: &Path) -> Result<(Self, Recipe), Error> {
+        let recipe = Recipe::from_path(&path.join(RECIPE))?;
+        let path = path.to_path_buf();
+        Ok((RunFolder { path }, recipe))
+    }
+
+    /// The folder's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the metrics of a run that goes on after `taken` steps.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn resume_metrics(&self, taken: u64) -> Result<MetricsWriter, RunError> {
+        MetricsWriter::resume(&self.path.join(METRICS), taken)
+    }
+
     /// Creates the folder, writes recipe and manifest and opens the metrics.
     ///
     /// # Errors
@@ -65,9 +91,9 @@ impl RunFolder {
     ) -> Result<MetricsWriter, Error> {
         let made = std::fs::create_dir_all(&self.path);
         made.map_err(|source| self.failed("", source))?;
-        self.write("recipe.toml", &recipe_text(recipe)?)?;
+        self.write(RECIPE, &recipe_text(recipe)?)?;
         self.write("manifest.txt", &manifest_text(session))?;
-        Ok(MetricsWriter::create(&self.path.join("metrics.jsonl"))?)
+        Ok(MetricsWriter::create(&self.path.join(METRICS))?)
     }
 
     /// Writes the session's adapters as `adapter/`, which PEFT loads; norms that are trained beside
@@ -190,9 +216,12 @@ fn tokenizer_file(recipe: &Recipe) -> Option<PathBuf> {
     }
 }
 
-/// The recipe's canonical text. Relative paths are made absolute, since they would mean something
-/// else in the run's folder.
-fn recipe_text(recipe: &Recipe) -> Result<String, Error> {
+/// The recipe's canonical text as a run's folder keeps it. Relative paths are made absolute, since
+/// they would mean something else there.
+///
+/// # Errors
+/// A recipe changed in memory that cannot be written.
+pub fn recipe_text(recipe: &Recipe) -> Result<String, Error> {
     let mut moved = recipe.clone();
     let absolute = |path: &str| {
         let resolved = recipe.resolve(path);

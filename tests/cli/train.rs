@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Ran, bitstep};
 
 /// A model that trains ten steps in a blink.
-const TINY: &str = r#"
+pub const TINY: &str = r#"
 name = "tiny"
 seed = 3
 steps = 10
@@ -26,32 +26,32 @@ lr = 1e-2
 "#;
 
 /// A folder with a recipe, and the recipe's path.
-fn workplace() -> (tempfile::TempDir, String) {
+pub fn workplace() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let recipe = folder.path().join("tiny.toml");
     std::fs::write(&recipe, TINY).expect("writes");
     (folder, recipe.display().to_string())
 }
 
-fn path(folder: &tempfile::TempDir, name: &str) -> String {
+pub fn path(folder: &tempfile::TempDir, name: &str) -> String {
     folder.path().join(name).display().to_string()
 }
 
 /// What follows `key` on its line of the output.
-fn value<'a>(text: &'a str, key: &str) -> &'a str {
+pub fn value<'a>(text: &'a str, key: &str) -> &'a str {
     let line = text.lines().find_map(|line| line.strip_prefix(key));
     line.unwrap_or_else(|| panic!("no line {key:?} in {text}"))
         .trim()
 }
 
-fn metrics(folder: &str) -> Vec<Value> {
+pub fn metrics(folder: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(Path::new(folder).join("metrics.jsonl")).expect("metrics");
     let lines = text.lines().map(serde_json::from_str);
     lines.map(|line| line.expect("each line is JSON")).collect()
 }
 
 /// Fails unless the program refused with one line on standard error that has `part` in it.
-fn assert_refused(ran: &Ran, code: i32, part: &str) {
+pub fn assert_refused(ran: &Ran, code: i32, part: &str) {
     assert_eq!(ran.code, code, "{}{}", ran.out, ran.err);
     let last = ran.err.lines().last().unwrap_or_default();
     assert!(

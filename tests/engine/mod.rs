@@ -7,6 +7,7 @@ mod faulty;
 mod gpu;
 mod independence;
 mod lockstep;
+mod mamba;
 mod precision;
 mod states;
 mod steps;

@@ -10,8 +10,9 @@ use bitstep::op::nf4::Dequantise;
 use bitstep::shape::Math;
 
 use super::differences::{assert_gradient, dot, wide};
+use super::mamba::cpus;
 use super::reference::token_sum;
-use super::runner::{Case, Numbers, Values, assert_bits, run};
+use super::runner::{Case, Numbers, Values, assert_bits_on, run};
 
 const MATH: Math = Math::F32;
 
@@ -69,7 +70,7 @@ fn the_sum_goes_to_the_columns_of_its_part_alone() {
                 *place = a.scale.mul_add(sum, *place);
             }
         }
-        assert_bits(&case, &[Values::F32(y)]);
+        assert_bits_on(cpus(), &case, &[Values::F32(y)]);
     }
 }
 
@@ -94,7 +95,7 @@ fn the_gradients_of_the_sum_have_their_bits() {
             chain(rows.map(pair)) * a.scale
         };
         let ds = (0..rows * a.ranks()).map(element).collect();
-        assert_bits(&case, &[Values::F32(ds)]);
+        assert_bits_on(cpus(), &case, &[Values::F32(ds)]);
         for (grain, piece) in [(rows, rows), (4, 3), (rows, 2)] {
             let tokens = rows;
             let sum = TokenSum {
@@ -115,7 +116,7 @@ fn the_gradients_of_the_sum_have_their_bits() {
                 token_sum(&sum, |tokens| chain(tokens.map(pair))) * a.scale
             };
             let db = (0..a.up_rows() * a.rank).map(element).collect();
-            assert_bits(&case, &[Values::F32(db)]);
+            assert_bits_on(cpus(), &case, &[Values::F32(db)]);
         }
     }
 }
@@ -136,7 +137,7 @@ fn the_lower_product_and_its_input_gradient_have_their_bits() {
             chain((0..n_in).map(|i| (x[t * n_in + i], a[k * n_in + i])))
         };
         let s = (0..rows * ranks).map(element).collect();
-        assert_bits(&case, &[Values::F32(s)]);
+        assert_bits_on(cpus(), &case, &[Values::F32(s)]);
         for store in [Store::Assign, Store::Add] {
             let op = LoraDownGradInput {
                 rows,
@@ -157,7 +158,7 @@ fn the_lower_product_and_its_input_gradient_have_their_bits() {
                 }
             };
             let dx = (0..rows * n_in).map(element).collect();
-            assert_bits(&case, &[Values::F32(dx)]);
+            assert_bits_on(cpus(), &case, &[Values::F32(dx)]);
         }
     }
 }
@@ -227,7 +228,7 @@ fn packed_weights_have_the_values_of_their_codes() {
             let case = Case::random(Dequantise { elements, math }, 0)
                 .with("packed", Values::U8(codes.clone()))
                 .with("maxima", maxima.clone());
-            assert_bits(&case, &[Values::stored(math.storage(), &numbers)]);
+            assert_bits_on(cpus(), &case, &[Values::stored(math.storage(), &numbers)]);
         }
     }
 }

@@ -15,6 +15,7 @@ use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad};
 use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
 use bitstep::op::{Op, Store};
 
+use super::reference_mamba;
 use super::runner::{Case, Values};
 
 /// The 256-lane reduction; `step(i, acc)` is the next value of the lane of element `i`.
@@ -32,7 +33,7 @@ pub fn lanes(n: usize, step: impl Fn(usize, f32) -> f32) -> f32 {
 }
 
 /// The balanced tree: split at the largest power of two below the number of leaves.
-fn tree<T: Copy + std::ops::Add<Output = T> + Default>(leaves: &[T]) -> T {
+pub fn tree<T: Copy + std::ops::Add<Output = T> + Default>(leaves: &[T]) -> T {
     match leaves.len() {
         0 => T::default(),
         1 => leaves[0],
@@ -109,6 +110,32 @@ fn wide(case: &Case) -> Vec<Values> {
         Op::GradSquares(op) => return grad_squares(op, reads[0]),
         Op::Clip(_) => return clip(case),
         Op::AdamW(op) => adamw(op, case),
+        Op::Conv1d(op) => reference_mamba::conv(op, case),
+        Op::Conv1dGrad(op) => reference_mamba::conv_grad(op, case),
+        Op::SplitColumns(op) => {
+            let rows = reads[0].chunks(op.n_left + op.n_right);
+            let parts = |range: Range<usize>| rows.clone().flat_map(move |r| &r[range.clone()]);
+            let (left, all) = (op.n_left, op.n_left + op.n_right);
+            vec![
+                parts(0..left).copied().collect(),
+                parts(left..all).copied().collect(),
+            ]
+        }
+        Op::SplitColumnsGrad(op) => {
+            let rows = reads[0].chunks(op.n_left).zip(reads[1].chunks(op.n_right));
+            vec![
+                rows.flat_map(|(left, right)| [left, right].concat())
+                    .collect(),
+            ]
+        }
+        Op::Scan(op) => reference_mamba::scan(op, case),
+        Op::ScanGrad(op) => reference_mamba::scan_grad(op, case),
+        Op::CarryState(_) => {
+            let Values::U32(report) = &case.reads[1] else {
+                panic!("the report is u32")
+            };
+            vec![if report[3] != 0 { reads[0] } else { written(0) }.to_vec()]
+        }
         other => panic!("no reference for {other}"),
     };
     outputs.into_iter().map(Values::F32).collect()

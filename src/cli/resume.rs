@@ -1,0 +1,78 @@
+//! `bitstep train --resume`: a run that goes on from its newest checkpoint.
+
+use std::path::Path;
+
+use super::device::DeviceArguments;
+use super::{memory, output};
+use crate::any_device::AnyDevice;
+use crate::engine::run::Run;
+use crate::error::Error;
+use crate::io::checkpoint::{
+    CHECKPOINTS, LocalDisk, WhenDamaged, clear_unfinished, newest, set_aside,
+};
+use crate::report::{CheckpointWriter, MetricsWriter, RunFolder};
+
+/// A run ready for its next step.
+pub struct Opened {
+    pub run: Run<AnyDevice>,
+    /// The table of its memory.
+    pub memory: String,
+    pub kept: Option<Kept>,
+}
+
+/// Where a run leaves what it comes to.
+pub struct Kept {
+    pub folder: RunFolder,
+    pub metrics: MetricsWriter,
+    pub checkpoints: CheckpointWriter,
+}
+
+/// Opens the run in `path` where its newest checkpoint left it. Nothing on the disk changes before
+/// everything fits.
+///
+/// # Errors
+/// No checkpoint, a damaged one, one that does not fit the run's recipe; else as [`Run::open`].
+pub fn open(
+    path: &Path,
+    when_damaged: WhenDamaged,
+    device: &DeviceArguments,
+) -> Result<Opened, Error> {
+    let (folder, recipe) = RunFolder::reopen(path)?;
+    let root = path.join(CHECKPOINTS);
+    let found = newest(&root, when_damaged)?;
+    let text = recipe.to_toml()?;
+    let (mut run, memory) = memory::open(recipe, &device.open()?)?;
+    run.resume(&found.checkpoint, &text)?;
+    for (folder, reason) in &found.damaged {
+        let aside = set_aside(&LocalDisk, &root, folder)?;
+        output::note(format_args!(
+            "{} is damaged and stands aside as {}: {reason}",
+            folder.display(),
+            aside.display()
+        ));
+    }
+    for unfinished in &found.unfinished {
+        output::note(format_args!(
+            "{} is what an interrupted save has left, and is removed",
+            unfinished.display()
+        ));
+    }
+    clear_unfinished(&LocalDisk, &found.unfinished)?;
+    let state = &found.checkpoint.state;
+    output::note(format_args!(
+        "going on from {} after {} steps",
+        found.checkpoint.folder.display(),
+        state.step
+    ));
+    let metrics = folder.resume_metrics(state.step)?;
+    let checkpoints = CheckpointWriter::new(path, text, &run);
+    Ok(Opened {
+        run,
+        memory,
+        kept: Some(Kept {
+            folder,
+            metrics,
+            checkpoints,
+        }),
+    })
+}
