@@ -16,4 +16,4 @@ pub mod tensor_model;
 pub mod tensor_step;
 pub mod tree;
 
-pub use elementary::{ACCURACY, Accuracy, cos, exp, log, sigmoid, sin, sin_cos, softplus};
+pub use elementary::{ACCURACY, Accuracy, cos, decay, exp, log, sigmoid, sin, sin_cos, softplus};
