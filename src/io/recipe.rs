@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::recipe_check;
+use crate::data::WindowOrder;
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
 use crate::model::lora::{Base, LoraConfig, Norms, Projection};
@@ -190,6 +191,9 @@ pub struct DataSection {
     pub piece_tokens: Option<usize>,
     /// The fraction of the data kept for validation, 0 to 0.5.
     pub validation: f64,
+    /// Which window of a file follows which; left out of the canonical text where windows are shuffled.
+    #[serde(default, skip_serializing_if = "WindowOrder::is_shuffled")]
+    pub windows: WindowOrder,
 }
 
 /// `[optimizer]`: AdamW, whose decay is decoupled, and the clip of the global norm.
