@@ -181,6 +181,7 @@ mod tests {
         let device = DeviceShape {
             multiprocessors: 132,
             shared_bytes_per_block: 232_448,
+            warpgroups: true,
         };
         assert_eq!(staged_warps(128, 32, &device), Some(32));
         assert_eq!(staged_warps(768, 32, &device), Some(16));
@@ -219,6 +220,7 @@ mod tests {
         let device = DeviceShape {
             multiprocessors: 132,
             shared_bytes_per_block: 232_448,
+            warpgroups: true,
         };
         grad(&op, &call, &device).launches[0].entry
     }
