@@ -6,6 +6,7 @@
 //! heads of any size up to theirs, at any alignment. Bits do not depend on the choice.
 
 use super::attention::Pass;
+use super::attention_warpgroup;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use crate::op::attention::AttentionShape;
 use crate::shape::Math;
@@ -177,6 +178,9 @@ pub(super) fn launch(
     (wide, args): (bool, Vec<Arg>),
     device: &DeviceShape,
 ) -> CallLaunches {
+    if wide && let Some(launch) = attention_warpgroup::launch(pass, (shape, math), &args, device) {
+        return launch.into();
+    }
     let Some(kernel) = find(pass, (shape, math), wide, device) else {
         return CallLaunches::default();
     };
