@@ -75,4 +75,6 @@ pub struct DeviceShape {
     pub multiprocessors: u32,
     /// The most dynamic shared memory a block may ask for.
     pub shared_bytes_per_block: u32,
+    /// Whether it has the instructions of Hopper's warpgroups, which no other architecture takes.
+    pub warpgroups: bool,
 }

@@ -84,6 +84,7 @@ mod tests {
         let device = DeviceShape {
             multiprocessors: 132,
             shared_bytes_per_block: 232_448,
+            warpgroups: true,
         };
         clip(&op, &call, &device).launches.remove(0)
     }

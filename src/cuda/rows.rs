@@ -209,6 +209,7 @@ mod tests {
     const DEVICE: DeviceShape = DeviceShape {
         multiprocessors: 132,
         shared_bytes_per_block: 232_448,
+        warpgroups: true,
     };
 
     fn cut(tokens: usize, grain: usize, piece: usize) -> Cut {

@@ -162,6 +162,7 @@ mod tests {
     const H200: DeviceShape = DeviceShape {
         multiprocessors: 132,
         shared_bytes_per_block: 232_448,
+        warpgroups: true,
     };
 
     /// A call over regions of 1 MiB each, which start at these multiples of it.
