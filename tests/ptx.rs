@@ -15,7 +15,7 @@ use bitstep::model::decoder::Decoder;
 use bitstep::model::{Family, ModelConfig};
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::Op;
-use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
 use bitstep::shape::Math;
 use serde_json::Value;
 
@@ -172,6 +172,19 @@ fn plans() -> Vec<Plan> {
                         math,
                         ..PlanConfig::of(batch, seq_len)
                     };
+                    if grain < batch {
+                        let sequences = grain;
+                        let passes = Passes::Micro { sequences };
+                        let form = StepForm {
+                            passes,
+                            ..StepForm::default()
+                        };
+                        let split = PlanConfig {
+                            form,
+                            ..config.clone()
+                        };
+                        plans.push(Plan::build(&model, split).expect("plans"));
+                    }
                     plans.push(Plan::build(&model, config).expect("plans"));
                 }
             }
@@ -185,8 +198,8 @@ fn every_launch_has_the_signature_of_its_kernel() {
     let index = index();
     let mut reached = BTreeSet::new();
     for plan in plans() {
-        for kind in [ProgramKind::Step, ProgramKind::Evaluate] {
-            let calls = plan.layout.place(plan.calls(kind));
+        for (_, calls) in plan.programs().iter() {
+            let calls = plan.layout.place(calls);
             let served = |call: &PlacedCall| has_kernels(&call.call.op).is_ok();
             for call in calls.into_iter().filter(served) {
                 for launch in launches(&call.call.op, &call, &DEVICE).launches {

@@ -54,7 +54,7 @@ pub struct Bench {
 impl Bench {
     /// Measures; `start` is the start of the process.
     pub fn run(self, start: Instant) -> Outcome {
-        let recipe = Recipe::from_path(&self.recipe)?;
+        let recipe = super::form::in_one_pass(Recipe::from_path(&self.recipe)?);
         let backend = self.device.open()?;
         let run = super::memory::open_reported(recipe, &backend)?;
         let measured = self.measure(run, &backend, start)?;

@@ -9,6 +9,7 @@ mod bandwidth;
 pub mod bias;
 pub mod call;
 pub mod clip;
+pub mod copy;
 pub mod cross_entropy;
 pub mod device;
 pub mod digest;

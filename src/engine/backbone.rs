@@ -96,7 +96,7 @@ impl<B: Backend> Session<B> {
     }
 
     /// What a step of a backbone takes for its batch: nothing is read and nothing scored.
-    fn no_tokens(&self) -> Batch {
+    pub(super) fn no_tokens(&self) -> Batch {
         let inputs = &self.core().plan.inputs;
         Batch {
             batch: inputs.batch,

@@ -14,7 +14,7 @@ use crate::error::{ConfigError, Error};
 use crate::io::model_folder::ModelFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
-use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig};
+use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Passes, Plan, PlanConfig, StepForm};
 
 /// A training run.
 pub struct Run<B: Backend> {
@@ -108,6 +108,18 @@ impl<B: Backend> Run<B> {
         Ok(self.trainer.step_observed(&batch, observer)?)
     }
 
+    /// The next pass of the next step, where `data.micro_batch` splits steps; the report of the step when it was the
+    /// last. Without a split this is the step.
+    ///
+    /// # Errors
+    /// As [`Run::step`].
+    pub fn pass(&mut self) -> Result<Option<StepReport>, Error> {
+        let step = self.trainer.session().progress().taken;
+        let batch = self.loader.batch_at(step)?;
+        self.trainer.set_lr(self.schedule.lr(step));
+        Ok(self.trainer.pass(&batch)?)
+    }
+
     /// Loss and hits over the validation split.
     ///
     /// # Errors
@@ -197,6 +209,16 @@ fn plan_config(recipe: &Recipe) -> PlanConfig {
         math: recipe.precision.math(),
         growth_interval: recipe.precision.growth_interval.unwrap_or(GROWTH_INTERVAL),
         chunk_logits: CHUNK_LOGITS,
+        form: form_of(recipe),
+    }
+}
+
+/// How a recipe wants its steps carried out.
+fn form_of(recipe: &Recipe) -> StepForm {
+    let micro = recipe.data.micro_batch.filter(|&n| n < recipe.data.batch);
+    StepForm {
+        passes: micro.map_or(Passes::Whole, |sequences| Passes::Micro { sequences }),
+        recompute_layers: recipe.memory.recompute,
     }
 }
 

@@ -7,13 +7,15 @@ use super::hyper::Hyper;
 use super::init::ParamSource;
 use super::snapshot::Snapshot;
 use super::state::{Captured, Engine, Recorded, Refused, Replaying, State, Warmup};
-use super::step::{Core, Evaluation, Observe, Progress, StepReport, root};
+use super::step::{Core, Evaluation, Half, Observe, Progress, StepReport, root};
+use super::window::Window;
 use crate::backend::{Backend, DeviceInfo, Execution};
 use crate::data::Batch;
 use crate::error::{CaptureError, DeviceError, StepError};
 use crate::layout::{PlacedCall, Region};
 use crate::manifest::Manifest;
 use crate::num::element::decode;
+use crate::num::tree::TreeFold;
 use crate::op::step_values::LossScale;
 use crate::op::{Op, Slot};
 use crate::plan::{Plan, ProgramKind};
@@ -100,19 +102,70 @@ impl<B: Backend> Session<B> {
         }
     }
 
+    /// The next pass over a batch that the plan splits; the report of the step when it was the last. Where the
+    /// plan does not split a batch this is the step.
+    ///
+    /// # Errors
+    /// As [`Session::step`]; [`StepError::OtherBatch`] for another batch than the one whose passes wait for their
+    /// update.
+    pub fn pass(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Option<StepReport>, StepError> {
+        match self {
+            Session::Warmup(engine) => engine.pass(batch, hyper),
+            Session::Replaying(engine) => engine.pass(batch, hyper),
+            between => Err(StepError::NotSteppable {
+                state: between.state_name(),
+            }),
+        }
+    }
+
+    /// The accumulated passes that no update has taken in yet.
+    pub fn window(&self) -> Option<&Window> {
+        self.core().window.as_ref()
+    }
+
     /// Checks that a batch and hyperparameters fit the program; changes nothing.
     ///
     /// # Errors
     /// What does not fit, or the first fault of a poisoned engine.
     pub fn check(&self, batch: &Batch, hyper: &Hyper) -> Result<(), StepError> {
-        self.core().validate(batch, hyper).map(|_| ())
+        let core = self.core();
+        core.validate_of(core.plan.config.batch, batch, hyper)?;
+        Ok(())
     }
 
-    /// The loss of a batch; changes nothing that survives a step.
+    /// The loss of a batch; changes nothing that survives a step. Where the plan splits a batch, its passes are
+    /// evaluated one after another and their sums are combined by the tree, so the loss has the same bits.
     ///
     /// # Errors
     /// A batch that does not fit; a device fault.
     pub fn evaluate(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Evaluation, StepError> {
+        let core = self.core();
+        if !core.plan.config.is_split() {
+            return self.evaluate_pass(batch, hyper);
+        }
+        let pass = core.plan.inputs.batch;
+        let whole = match batch.batch == pass {
+            true => pass,
+            false => core.plan.config.batch,
+        };
+        let scalars = core.validate_of(whole, batch, hyper)?;
+        let (mut sums, mut hits) = (TreeFold::new(), 0);
+        for start in (0..whole).step_by(pass) {
+            let part = batch.sequences(start..start + pass);
+            let found = self.evaluate_pass(&part, hyper)?;
+            sums.push(found.loss, |a, b| a + b);
+            hits += found.hits;
+        }
+        let sum = sums.finish(|a, b| a + b).unwrap_or(0.0);
+        Ok(Evaluation {
+            loss: sum * scalars.inv_normaliser,
+            hits,
+            scored: batch.active_targets(),
+        })
+    }
+
+    /// One run of the evaluation.
+    fn evaluate_pass(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Evaluation, StepError> {
         if let Session::Replaying(engine) = self {
             return engine.evaluate(batch, hyper);
         }
@@ -124,7 +177,7 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A batch that does not fit; a device fault.
     pub fn logits(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Vec<f32>, StepError> {
-        self.logits_of(0..self.core().plan.tokens(), batch, hyper)
+        self.logits_of(0..self.core().plan.inputs.rows(), batch, hyper)
     }
 
     /// The logits of some positions of a batch, counted row-major, `[positions, vocab_size]`.
@@ -138,10 +191,10 @@ impl<B: Backend> Session<B> {
         hyper: &Hyper,
     ) -> Result<Vec<f32>, StepError> {
         let plan = &self.core().plan;
-        if positions.end > plan.tokens() {
+        if positions.end > plan.inputs.rows() {
             return Err(StepError::TensorSize {
                 name: "logits".to_owned(),
-                expected: plan.tokens(),
+                expected: plan.inputs.rows(),
                 found: positions.end,
             });
         }
@@ -162,7 +215,7 @@ impl<B: Backend> Session<B> {
     /// A device fault.
     pub fn row_hits(&mut self) -> Result<Vec<bool>, DeviceError> {
         let core = self.core_mut();
-        let mut hits = vec![0u32; core.plan.tokens()];
+        let mut hits = vec![0u32; core.plan.inputs.rows()];
         let region = core.plan.layout.region(core.plan.outputs.row_hit);
         let bytes = bytemuck::cast_slice_mut(&mut hits);
         let read = core.backend.read(&core.arena, region, bytes);
@@ -255,16 +308,7 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A device fault.
     pub fn loss_scale(&mut self) -> Result<Option<LossScale>, DeviceError> {
-        let core = self.core_mut();
-        let Some(slot) = core.plan.inputs.loss_scale else {
-            return Ok(None);
-        };
-        let mut state = LossScale::INITIAL;
-        let region = core.plan.layout.region(slot);
-        let bytes = bytemuck::bytes_of_mut(&mut state);
-        let read = core.backend.read(&core.arena, region, bytes);
-        core.guarded(read)?;
-        Ok(Some(state))
+        self.core_mut().read_loss_scale()
     }
 
     /// Overwrites the loss scale; changes nothing where gradients carry none.
@@ -341,6 +385,8 @@ impl<B: Backend> Session<B> {
         let restored = snapshot.restore(&core.backend, &mut core.arena, layout);
         core.guarded(restored)?;
         core.progress = snapshot.progress;
+        core.window.clone_from(&snapshot.window);
+        core.half = Half::None;
         Ok(())
     }
 
@@ -356,8 +402,7 @@ impl<B: Backend> Session<B> {
 
     /// How each call of the step is executed here.
     pub fn executions(&self) -> Vec<Execution> {
-        let core = self.core();
-        core.backend.executions(&core.step_calls)
+        self.core().executions()
     }
 
     /// How far the run is.

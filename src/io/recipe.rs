@@ -37,6 +37,9 @@ pub struct Recipe {
     pub schedule: ScheduleSection,
     /// The numeric domain.
     pub precision: PrecisionSection,
+    /// What a step keeps in memory. Left out of the canonical text while it says nothing.
+    #[serde(default, skip_serializing_if = "MemorySection::is_absent")]
+    pub memory: MemorySection,
     /// What a run saves.
     pub checkpoint: CheckpointSection,
     /// What the golden of this recipe covers.
@@ -123,6 +126,10 @@ pub struct DataSection {
     pub token_dtype: Option<TokenDtype>,
     /// Sequences in one optimizer step.
     pub batch: usize,
+    /// Sequences that are computed at once; a divisor of `batch` in whole grains, and all of them when absent.
+    /// Decides memory and no bit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch: Option<usize>,
     /// Tokens in one sequence.
     pub seq_len: usize,
     /// Sequences of one grain: sums over tokens are combined by a tree over grains. Divides `batch`.
@@ -197,6 +204,22 @@ impl PrecisionSection {
     /// How products are computed.
     pub fn math(&self) -> Math {
         Math::of_domain(&self.domain).unwrap_or_default()
+    }
+}
+
+/// `[memory]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemorySection {
+    /// So many layers at a time keep only what goes into them, and backward computes their activations anew; all
+    /// activations are kept when absent. Decides no bit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<usize>,
+}
+
+impl MemorySection {
+    fn is_absent(&self) -> bool {
+        self.recompute.is_none()
     }
 }
 
@@ -294,6 +317,15 @@ impl Recipe {
         Ok(blake3::hash(self.to_toml()?.as_bytes())
             .to_hex()
             .to_string())
+    }
+
+    /// The recipe without the keys that decide only how a step is carried out: what defines the bits. Goldens and
+    /// checkpoints hold its hash, so they hold for every such form.
+    pub fn defining(&self) -> Recipe {
+        let mut recipe = self.clone();
+        recipe.data.micro_batch = None;
+        recipe.memory = MemorySection::default();
+        recipe
     }
 
     /// Applies one override `key=value`, such as `optimizer.lr=3e-4`. The value is read as TOML
@@ -398,4 +430,16 @@ impl Recipe {
             message: error.to_string(),
         }
     }
+}
+
+/// A canonical text without the keys of [`Recipe::defining`]; a text that is no TOML as it is.
+pub fn defining_text(text: &str) -> String {
+    let Ok(mut table) = text.parse::<toml::Table>() else {
+        return text.to_owned();
+    };
+    if let Some(data) = table.get_mut("data").and_then(toml::Value::as_table_mut) {
+        data.remove("micro_batch");
+    }
+    table.remove("memory");
+    table.to_string()
 }

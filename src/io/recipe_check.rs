@@ -378,6 +378,18 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
         let expected = Expected::DivisorOf { key, value };
         return fault("data.grain", expected, data.grain as u64);
     }
+    if let Some(micro) = data.micro_batch {
+        if !data.batch.is_multiple_of(micro) {
+            let (key, value) = ("data.batch", data.batch as u64);
+            let expected = Expected::DivisorOf { key, value };
+            return fault("data.micro_batch", expected, micro as u64);
+        }
+        if !micro.is_multiple_of(data.grain) {
+            let (key, value) = ("data.grain", data.grain as u64);
+            let expected = Expected::MultipleOf { key, value };
+            return fault("data.micro_batch", expected, micro as u64);
+        }
+    }
     if recipe.golden.trace_steps > recipe.golden.steps {
         let (key, value) = ("golden.steps", recipe.golden.steps);
         let expected = Expected::AtMost { key, value };
