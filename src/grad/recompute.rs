@@ -112,12 +112,14 @@ impl GradBuilder<'_> {
         let first = self.program.calls.len();
         let again = self.forward(|program| program.calls.extend(again));
         self.backward(&again)?;
-        self.drop_unread(first..first + again.len());
+        let own: BTreeSet<Slot> = twins.slots.values().copied().collect();
+        self.drop_unread(first..first + again.len(), &own);
         Ok(())
     }
 
-    /// Removes the calls of a range that write nothing which a later call reads.
-    fn drop_unread(&mut self, range: Range<usize>) {
+    /// Removes the calls of a range that write nothing which a later call reads. Backward reads the twins alone:
+    /// what else the calls write, such as the scratch of packed weights, it finds or fills itself.
+    fn drop_unread(&mut self, range: Range<usize>, twins: &BTreeSet<Slot>) {
         let slots = &self.program.slots;
         let used = |call: &OpCall| -> Vec<Slot> {
             let updated = call.op.rule().signature().writes.into_iter();
@@ -127,7 +129,7 @@ impl GradBuilder<'_> {
             all.map(|&slot| slots.root(slot).0).collect()
         };
         let later = self.program.calls[range.end..].iter();
-        let mut read: BTreeSet<Slot> = later.flat_map(used).collect();
+        let mut read: BTreeSet<Slot> = later.flat_map(used).filter(|s| twins.contains(s)).collect();
         let mut unread = BTreeSet::new();
         for index in range.rev() {
             let call = &self.program.calls[index];

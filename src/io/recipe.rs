@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::recipe_check;
+pub use super::recipe_form::{MemorySection, defining_text};
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
+use crate::model::lora::{Base, LoraConfig, Norms, Projection};
 use crate::model::mamba_config::Decay;
 use crate::shape::Math;
 
@@ -29,6 +31,9 @@ pub struct Recipe {
     pub warmup_steps: u32,
     /// The model, from a folder or from sizes.
     pub model: ModelSection,
+    /// Adapters beside a frozen model. Left out of the canonical text where there are none.
+    #[serde(default, skip_serializing_if = "LoraSection::is_absent")]
+    pub lora: LoraSection,
     /// Where token ids come from and how they are batched.
     pub data: DataSection,
     /// AdamW and the gradient clip.
@@ -84,6 +89,60 @@ pub enum ModelSection {
 pub struct FolderSection {
     /// The folder, relative to the recipe file's folder.
     pub path: String,
+}
+
+/// `[lora]`: every key is present when `rank` is, and none otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoraSection {
+    /// Rank of each adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// The adapters' sum is multiplied by `alpha / rank`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    /// The projections with an adapter: some of q, k, v, o, gate, up, down with commas between them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<String>,
+    /// Whether the norms are trained beside the adapters: `frozen` or `trained`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norms: Option<String>,
+    /// How the projections of the base are stored: `plain` or `nf4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    /// A PEFT folder whose adapters are trained on, relative to the recipe file's folder; drawn afresh
+    /// when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+}
+
+impl LoraSection {
+    fn is_absent(&self) -> bool {
+        *self == LoraSection::default()
+    }
+
+    /// The adapters; `None` where the whole model is trained.
+    pub fn config(&self) -> Option<LoraConfig> {
+        let rank = self.rank?;
+        let listed = |p: &Projection| {
+            let name = p.module().trim_end_matches("_proj");
+            let targets = self.targets.as_deref();
+            targets.is_none_or(|t| t.split(',').any(|n| n.trim() == name))
+        };
+        Some(LoraConfig {
+            rank,
+            alpha: self.alpha.unwrap_or(rank as f64),
+            targets: Projection::ALL.into_iter().filter(listed).collect(),
+            norms: match self.norms.as_deref() {
+                Some("trained") => Norms::Trained,
+                _ => Norms::Frozen,
+            },
+            base: match self.base.as_deref() {
+                Some("nf4") => Base::Nf4,
+                _ => Base::Plain,
+            },
+        })
+    }
 }
 
 /// Where token ids come from.
@@ -207,22 +266,6 @@ impl PrecisionSection {
     }
 }
 
-/// `[memory]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MemorySection {
-    /// So many layers at a time keep only what goes into them, and backward computes their activations anew; all
-    /// activations are kept when absent. Decides no bit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recompute: Option<usize>,
-}
-
-impl MemorySection {
-    fn is_absent(&self) -> bool {
-        self.recompute.is_none()
-    }
-}
-
 /// `[checkpoint]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -319,15 +362,6 @@ impl Recipe {
             .to_string())
     }
 
-    /// The recipe without the keys that decide only how a step is carried out: what defines the bits. Goldens and
-    /// checkpoints hold its hash, so they hold for every such form.
-    pub fn defining(&self) -> Recipe {
-        let mut recipe = self.clone();
-        recipe.data.micro_batch = None;
-        recipe.memory = MemorySection::default();
-        recipe
-    }
-
     /// Applies one override `key=value`, such as `optimizer.lr=3e-4`. The value is read as TOML
     /// and as plain text when it is not TOML. Defaults that follow from other keys follow the
     /// new value. A refused override leaves the recipe as it was.
@@ -376,6 +410,11 @@ impl Recipe {
     /// A path of the recipe, resolved against the recipe file's folder.
     pub fn resolve(&self, path: &str) -> PathBuf {
         self.origin.folder.join(path)
+    }
+
+    /// The file that errors name.
+    pub fn file(&self) -> &str {
+        &self.origin.file
     }
 
     /// The folder of `[model] path`, resolved; `None` when the model is fresh.
@@ -430,16 +469,4 @@ impl Recipe {
             message: error.to_string(),
         }
     }
-}
-
-/// A canonical text without the keys of [`Recipe::defining`]; a text that is no TOML as it is.
-pub fn defining_text(text: &str) -> String {
-    let Ok(mut table) = text.parse::<toml::Table>() else {
-        return text.to_owned();
-    };
-    if let Some(data) = table.get_mut("data").and_then(toml::Value::as_table_mut) {
-        data.remove("micro_batch");
-    }
-    table.remove("memory");
-    table.to_string()
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bitstep::engine::{Hyper, Session};
 use bitstep::model::decoder::Decoder;
+use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::mamba::Mamba;
 use bitstep::model::mamba_config::{MambaConfig, MambaFamily};
 use bitstep::model::{Family, Model, ModelConfig};
@@ -16,7 +17,24 @@ use super::common::*;
 const LAYERS: usize = 5;
 
 fn decoder(family: Family) -> Decoder {
-    Decoder::new(ModelConfig {
+    Decoder::new(config(family))
+}
+
+/// Adapters on every projection of a base that is stored as NF4: its weights are unpacked into one scratch before
+/// each product, also before those that are computed again.
+fn adapted() -> Decoder {
+    let lora = LoraConfig {
+        rank: 3,
+        alpha: 6.0,
+        targets: Projection::ALL.to_vec(),
+        norms: Norms::Trained,
+        base: Base::Nf4,
+    };
+    Decoder::with_adapters(config(Family::Qwen3), lora)
+}
+
+fn config(family: Family) -> ModelConfig {
+    ModelConfig {
         family,
         vocab_size: VOCAB,
         d_model: 24,
@@ -30,7 +48,7 @@ fn decoder(family: Family) -> Decoder {
         tie_embeddings: true,
         max_seq_len: 64,
         init_std: 0.1,
-    })
+    }
 }
 
 fn mamba() -> Mamba {
@@ -84,7 +102,7 @@ fn digests(plan: &Arc<Plan>) -> Vec<Vec<blake3::Hash>> {
 #[test]
 fn recomputed_activations_give_the_bits_of_stored_ones() {
     let families = [Family::Llama, Family::Qwen2, Family::Qwen3];
-    let mut models: Vec<Box<dyn Model>> = vec![Box::new(mamba())];
+    let mut models: Vec<Box<dyn Model>> = vec![Box::new(mamba()), Box::new(adapted())];
     models.extend(families.map(|f| Box::new(decoder(f)) as Box<dyn Model>));
     for model in &models {
         for math in [Math::F32, Math::Bf16] {
@@ -164,6 +182,10 @@ fn recomputation_goes_with_passes_and_halves() {
     assert!(digests(&micro) == stored);
     let halves = planned(&model, Math::F32, form(Passes::Halves { most_passes: 1 }));
     assert!(digests(&halves) == stored);
+    let packed = adapted();
+    let stored_packed = digests(&planned(&packed, Math::Bf16, StepForm::default()));
+    let micro = form(Passes::Micro { sequences: 1 });
+    assert!(digests(&planned(&packed, Math::Bf16, micro)) == stored_packed);
     let mut session: Session<_> = session(&halves, 1);
     let hyper = Hyper::default();
     for step in 0..2 {
