@@ -298,7 +298,9 @@ impl<B: Backend> Engine<B, Replaying<B>> {
         one_pass(self, batch, hyper)
     }
 
-    /// The loss of a batch by the captured evaluation; changes nothing that survives.
+    /// The loss of a batch by the captured evaluation; changes nothing that survives. In a plan that computes a batch
+    /// in passes this is one pass, whose loss is the sum that [`Session::evaluate`](super::session::Session::evaluate)
+    /// combines and divides.
     ///
     /// # Errors
     /// As [`Engine::step`].

@@ -11,7 +11,7 @@ use super::GradBuilder;
 use crate::error::PlanError;
 use crate::op::{Access, OpCall, Slot};
 use crate::program::SlotTable;
-use crate::shape::TensorSpec;
+use crate::shape::{Role, TensorSpec};
 
 /// The tensors of a stretch that stand a second time, by the first.
 #[derive(Default)]
@@ -22,8 +22,8 @@ struct Twins {
 }
 
 impl Twins {
-    /// The step-local tensors that `stretch` writes and no call of the others does; what several stretches write
-    /// in parts is written again in place, which gives the same bits.
+    /// The activations that `stretch` writes and no call of the others does. What several stretches write in parts is
+    /// written again in place, which gives the same bits; scratch is filled anew before each of its readers.
     fn of(slots: &SlotTable, stretch: &[OpCall], others: &[&[OpCall]]) -> Self {
         let roots = |calls: &[OpCall]| -> BTreeSet<Slot> {
             let written = calls.iter().flat_map(|call| &call.writes);
@@ -34,7 +34,7 @@ impl Twins {
         Twins {
             roots: own
                 .filter(|root| !elsewhere.contains(root))
-                .filter(|&root| !slots.spec(root).role.persistent())
+                .filter(|&root| slots.spec(root).role == Role::Activation)
                 .collect(),
             slots: BTreeMap::new(),
         }
