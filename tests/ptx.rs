@@ -13,7 +13,9 @@ use bitstep::cuda::probe_cases::{Category, Tiles};
 use bitstep::cuda::ptx::PTX;
 use bitstep::layout::PlacedCall;
 use bitstep::model::decoder::Decoder;
-use bitstep::model::{Family, ModelConfig};
+use bitstep::model::mamba::{Mamba, Windows};
+use bitstep::model::mamba_config::{Decay, MambaFamily};
+use bitstep::model::{Family, MambaConfig, ModelConfig};
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::Op;
 use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
@@ -191,7 +193,45 @@ fn plans() -> Vec<Plan> {
             }
         }
     }
+    mamba_plans(&mut plans);
     plans
+}
+
+/// The same for Mamba, with every number of states that has a kernel of its own.
+fn mamba_plans(plans: &mut Vec<Plan>) {
+    for (batch, seq_len, d_model, d_state, d_conv) in [
+        (32, 32, 128, 16, 4),
+        (8, 512, 768, 16, 4),
+        (1, 3, 5, 7, 2),
+        (2, 70, 40, 8, 4),
+        (2, 9, 16, 32, 3),
+        (1, 40, 16, 64, 16),
+    ] {
+        let config = MambaConfig {
+            family: MambaFamily::Mamba,
+            vocab_size: 40,
+            d_model,
+            n_layers: 1,
+            expand: 2,
+            d_state,
+            d_conv,
+            dt_rank: 3,
+            rms_norm_eps: 1e-5,
+            tie_embeddings: true,
+            init_std: 0.02,
+            decay: Decay::Reference,
+        };
+        for windows in [Windows::Separate, Windows::Carried] {
+            let model = Mamba::new(config.clone()).with_windows(windows);
+            for math in Math::ALL {
+                let config = PlanConfig {
+                    math,
+                    ..PlanConfig::of(batch, seq_len)
+                };
+                plans.push(Plan::build(&model, config).expect("plans"));
+            }
+        }
+    }
 }
 
 /// Fails unless a launch passes the parameters that its kernel takes.
@@ -224,7 +264,7 @@ fn every_launch_has_the_signature_of_its_kernel() {
         }
     }
     assert!(
-        reached.len() > 200,
+        reached.len() > 240,
         "only {} kernels were reached",
         reached.len()
     );

@@ -8,7 +8,9 @@ pub mod backend;
 mod bandwidth;
 pub mod bias;
 pub mod call;
+pub mod carry_state;
 pub mod clip;
+pub mod conv1d;
 pub mod copy;
 pub mod cross_entropy;
 pub mod device;
@@ -32,6 +34,8 @@ pub mod ptx;
 pub mod rms_norm;
 pub mod rope;
 mod rows;
+pub mod scan;
+pub mod split_columns;
 pub mod swiglu;
 pub mod tree_add;
 
