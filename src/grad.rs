@@ -3,10 +3,13 @@
 //! The forward list is walked from its end; every op emits its own backward. A tensor's gradient is
 //! complete before the op that produced it is reached, because every reader comes later.
 
+mod recompute;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::PlanError;
 use crate::num::tree::{TokenSum, weight_piece};
+use crate::op::copy::FillNeutral;
 use crate::op::{Op, OpCall, Slot, Store};
 use crate::plan::TokenCut;
 use crate::program::ProgramBuilder;
@@ -26,11 +29,24 @@ pub struct GradBuilder<'a> {
     /// While a chunk of the head is derived: the weight whose gradient goes to a partial, the partial, and
     /// whether it is assigned or added to.
     partial: Option<(Slot, (Slot, Store))>,
+    /// Where passes are accumulated: second contributions to gradients of parameters, each with the sum it is
+    /// kept apart in.
+    apart: Option<Vec<(Slot, Slot)>>,
 }
 
 impl<'a> GradBuilder<'a> {
     /// A derivation over the forward calls that stand in `program` now.
     pub fn new(program: &'a mut ProgramBuilder, cut: TokenCut, arenas: (Slot, Slot)) -> Self {
+        let calls = program.calls.clone();
+        GradBuilder::over(program, &calls, (cut, arenas))
+    }
+
+    /// A derivation over forward calls that stand in another program over the same slots.
+    pub fn over(
+        program: &'a mut ProgramBuilder,
+        calls: &[OpCall],
+        (cut, arenas): (TokenCut, (Slot, Slot)),
+    ) -> Self {
         let mut grads = GradBuilder {
             program,
             cut,
@@ -39,10 +55,21 @@ impl<'a> GradBuilder<'a> {
             gradients: BTreeMap::new(),
             parameters: BTreeMap::new(),
             partial: None,
+            apart: None,
         };
-        let calls = grads.program.calls.clone();
-        grads.mark_needed(&calls);
+        grads.mark_needed(calls);
         grads
+    }
+
+    /// From now on a second contribution to a parameter's gradient goes to a sum of its own: passes are
+    /// accumulated by a tree for each contribution, and only the trees' roots are added.
+    pub fn keep_apart(&mut self) {
+        self.apart = Some(Vec::new());
+    }
+
+    /// The second contributions that are kept apart: the gradient, and the slot of the sum.
+    pub fn seconds(&self) -> Vec<(Slot, Slot)> {
+        self.apart.clone().unwrap_or_default()
     }
 
     /// Marks what depends on a trainable parameter through `calls`.
@@ -235,13 +262,30 @@ impl<'a> GradBuilder<'a> {
             return target;
         }
         match self.parameters.get(&weight) {
-            Some(&grad) => (grad, Store::Add),
+            Some(&grad) => (self.second_sum(grad), Store::Add),
             None => {
                 // A parameter's view of the gradient arena has the parameter's own bounds.
                 let grad = self.mark_assigned(weight).unwrap_or(self.arenas.1);
                 (grad, Store::Assign)
             }
         }
+    }
+
+    /// What a second contribution is added to: the gradient itself, or a sum of its own that starts at the number
+    /// which changes no other.
+    fn second_sum(&mut self, grad: Slot) -> Slot {
+        let Some(apart) = &mut self.apart else {
+            return grad;
+        };
+        let spec = self.program.slots.spec(grad);
+        let name = format!("window.second.{}", spec.name);
+        let spec = TensorSpec::new(name, spec.shape.clone(), DType::F32, Role::Window);
+        let elements = spec.shape.elements();
+        let second = self.program.slots.add(spec);
+        apart.push((grad, second));
+        self.program
+            .call(FillNeutral { elements }, Vec::new(), vec![second]);
+        second
     }
 
     /// Where an op that can only assign puts the gradient of a parameter.

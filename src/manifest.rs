@@ -39,17 +39,20 @@ impl Manifest {
             );
         }
         let _ = writeln!(text, "calls");
-        for (index, call) in calls.iter().enumerate() {
-            let _ = writeln!(
-                text,
-                "  {index} {} {} -> {}",
-                call.op,
-                slot_list(&call.reads),
-                slot_list(&call.writes)
-            );
-        }
+        write_calls(&mut text, calls);
         let hash = blake3::hash(text.as_bytes());
         Manifest { text, hash }
+    }
+
+    /// The manifest with further programs over the same slots behind it, each under its name; the same where
+    /// there are none.
+    pub fn with_programs(mut self, programs: &[(String, &[OpCall])]) -> Self {
+        for (name, calls) in programs {
+            let _ = writeln!(self.text, "program {name}");
+            write_calls(&mut self.text, calls);
+        }
+        self.hash = blake3::hash(self.text.as_bytes());
+        self
     }
 
     /// The text form; the same for the same step on every machine.
@@ -76,6 +79,18 @@ impl Manifest {
             }
         }
         differences
+    }
+}
+
+fn write_calls(text: &mut String, calls: &[OpCall]) {
+    for (index, call) in calls.iter().enumerate() {
+        let _ = writeln!(
+            text,
+            "  {index} {} {} -> {}",
+            call.op,
+            slot_list(&call.reads),
+            slot_list(&call.writes)
+        );
     }
 }
 

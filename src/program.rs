@@ -127,6 +127,17 @@ impl SlotTable {
         Ok(())
     }
 
+    /// As [`SlotTable::check`], for a program that reads what another one has left in step-local tensors.
+    ///
+    /// # Errors
+    /// As [`SlotTable::check`].
+    pub fn check_operands_of(&self, calls: &[OpCall]) -> Result<(), PlanError> {
+        calls.iter().enumerate().try_for_each(|(index, call)| {
+            self.check_operands(index, call)?;
+            self.check_overlap(index, call)
+        })
+    }
+
     fn check_operands(&self, index: usize, call: &OpCall) -> Result<(), PlanError> {
         let rule = call.op.rule();
         let signature = rule.signature();
@@ -212,6 +223,8 @@ pub struct ProgramBuilder {
     pub calls: Vec<OpCall>,
     /// How products are computed; models give it to the ops they call.
     pub math: Math,
+    /// The calls with which layers begin, and the one after the last layer.
+    layers: Vec<usize>,
     /// The shadow of a parameter arena, by the arena.
     shadow_arenas: BTreeMap<Slot, Slot>,
     /// The parameter of which a slot is the shadow.
@@ -238,6 +251,31 @@ impl ProgramBuilder {
             math,
             ..ProgramBuilder::default()
         }
+    }
+
+    /// Says that the next call begins a layer, or that it comes after the last one. A model says it before each of
+    /// its layers and once behind them, so that stretches of layers can be computed again.
+    pub fn mark_layer(&mut self) {
+        self.layers.push(self.calls.len());
+    }
+
+    /// The calls of the model in stretches of so many layers; what comes before and after the layers is in none.
+    pub fn stretches(&self, layers: Option<usize>) -> Vec<Range<usize>> {
+        let (Some(layers), Some(&end)) = (layers, self.layers.last()) else {
+            return Vec::new();
+        };
+        let starts: Vec<usize> = self.layers[..self.layers.len() - 1]
+            .iter()
+            .copied()
+            .step_by(layers.max(1))
+            .collect();
+        let ends = starts.iter().skip(1).copied().chain([end]);
+        starts
+            .iter()
+            .copied()
+            .zip(ends)
+            .map(|(a, b)| a..b)
+            .collect()
     }
 
     /// A step-local tensor in the storage of products: what they read and write.

@@ -178,6 +178,8 @@ pub enum Role {
     Frozen,
     /// The gradient of the loss with respect to a parameter.
     Grad,
+    /// A partial sum of gradients or losses while passes are accumulated.
+    Window,
     /// AdamW's running mean of the gradient.
     Moment1,
     /// AdamW's running mean of the squared gradient.
@@ -200,10 +202,11 @@ pub enum Role {
 
 impl Role {
     /// Every role, in the order reports list them.
-    pub const ALL: [Role; 12] = [
+    pub const ALL: [Role; 13] = [
         Role::Param,
         Role::Frozen,
         Role::Grad,
+        Role::Window,
         Role::Moment1,
         Role::Moment2,
         Role::Carried,
@@ -221,6 +224,7 @@ impl Role {
             Role::Param => "param",
             Role::Frozen => "frozen",
             Role::Grad => "grad",
+            Role::Window => "window",
             Role::Moment1 => "moment1",
             Role::Moment2 => "moment2",
             Role::Carried => "carried",

@@ -18,7 +18,7 @@ use bitstep::model::mamba_config::{Decay, MambaFamily};
 use bitstep::model::{Family, MambaConfig, ModelConfig};
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::Op;
-use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
 use bitstep::shape::Math;
 use serde_json::Value;
 
@@ -178,6 +178,19 @@ fn plans() -> Vec<Plan> {
                         math,
                         ..PlanConfig::of(batch, seq_len)
                     };
+                    if grain < batch {
+                        let sequences = grain;
+                        let passes = Passes::Micro { sequences };
+                        let form = StepForm {
+                            passes,
+                            ..StepForm::default()
+                        };
+                        let split = PlanConfig {
+                            form,
+                            ..config.clone()
+                        };
+                        plans.push(Plan::build(&model, split).expect("plans"));
+                    }
                     plans.push(Plan::build(&model, config).expect("plans"));
                 }
             }
@@ -237,8 +250,8 @@ fn every_launch_has_the_signature_of_its_kernel() {
     let index = index();
     let (mut reached, mut together) = (BTreeSet::new(), BTreeSet::new());
     for plan in plans() {
-        for kind in [ProgramKind::Step, ProgramKind::Evaluate] {
-            let calls = plan.layout.place(plan.calls(kind));
+        for (_, calls) in plan.programs().iter() {
+            let calls = plan.layout.place(calls);
             for group in groups(&calls, &DEVICE).into_iter().flatten() {
                 for launch in &group.launches.launches {
                     assert_signature(launch, &index);

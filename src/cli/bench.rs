@@ -59,7 +59,7 @@ pub struct Bench {
 impl Bench {
     /// Measures; `start` is the start of the process.
     pub fn run(self, start: Instant) -> Outcome {
-        let recipe = Recipe::from_path(&self.recipe)?;
+        let recipe = super::form::in_one_pass(Recipe::from_path(&self.recipe)?);
         let backend = self.device.open()?;
         let plan = match self.backbone {
             true => backbone_plan_of(&recipe)?,

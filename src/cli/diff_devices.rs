@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::device::{DeviceArguments, DevicePair};
 use super::recipe_options::RecipeArguments;
-use super::{Outcome, output};
+use super::{Outcome, form, output};
 use crate::backend::Backend;
 use crate::engine::lockstep::{Compared, Divergence, Lockstep};
 use crate::error::ExitCode;
@@ -52,7 +52,7 @@ impl DeviceOptions {
             recipe,
             set: self.set,
         };
-        let recipe = recipe.open(None)?;
+        let recipe = form::in_one_pass(recipe.open(None)?);
         let [left, right] = pair.open(&DeviceArguments {
             device: "cpu".into(),
             threads: self.threads,

@@ -36,7 +36,7 @@ pub struct Inspect {
 impl Inspect {
     /// Prints what a step is made of; computes nothing and needs no device.
     pub fn run(self) -> Outcome {
-        let (config, plan) = self.plan()?;
+        let (config, plan, whole) = self.plan()?;
         let manifest = plan.manifest();
         if self.manifest {
             output::line(manifest.text().trim_end());
@@ -44,21 +44,19 @@ impl Inspect {
         }
         output::line(model_line(&config));
         output::line(format_args!("parameters  {}", parameters_text(&plan)));
-        let (step, evaluate) = (ProgramKind::Step, ProgramKind::Evaluate);
         output::line(format_args!(
             "batch       {} sequences of {} tokens",
-            plan.inputs.batch, plan.inputs.seq_len
+            plan.config.batch, plan.inputs.seq_len
         ));
-        output::line(format_args!(
-            "program     {} calls a step, {} calls an evaluation",
-            plan.calls(step).len(),
-            plan.calls(evaluate).len()
-        ));
+        output::line(program_text(&plan));
         output::line(format_args!(
             "work        {:.3} GFLOP a step, {:.3} GFLOP an evaluation",
-            plan.flops(step) as f64 / 1e9,
-            plan.flops(evaluate) as f64 / 1e9
+            plan.step_flops() as f64 / 1e9,
+            evaluation_flops(&plan) as f64 / 1e9
         ));
+        if let Some(whole) = &whole {
+            output::line(form_text(&plan, whole));
+        }
         output::line(format_args!("domain      {}", plan.config.math.domain()));
         output::line(format_args!("head        {}", head_text(&plan)));
         output::line(format_args!("manifest    {}", manifest.hash()));
@@ -74,7 +72,8 @@ impl Inspect {
         Ok(ExitCode::Done)
     }
 
-    fn plan(&self) -> Result<(AnyConfig, Plan), Error> {
+    /// The plan, and where the step does not come in the form that defines its bits the plan of that form.
+    fn plan(&self) -> Result<(AnyConfig, Plan, Option<Plan>), Error> {
         if self.path.is_dir() {
             if !self.set.is_empty() {
                 let folder = self.path.display().to_string();
@@ -83,14 +82,19 @@ impl Inspect {
             let config = ModelFolder::open(&self.path)?.config().clone();
             let window = PlanConfig::of(1, config.positions().map_or(LONGEST, |p| p.min(LONGEST)));
             let plan = Plan::build(config.model().as_ref(), window)?;
-            return Ok((config, plan));
+            return Ok((config, plan, None));
         }
         let arguments = RecipeArguments {
             recipe: self.path.clone(),
             set: self.set.clone(),
         };
         let recipe = arguments.open(None)?;
-        Ok((recipe.model_config()?, plan_of(&recipe)?))
+        let plan = plan_of(&recipe)?;
+        let whole = match plan.config.form.is_defining() {
+            true => None,
+            false => Some(plan_of(&recipe.defining())?),
+        };
+        Ok((recipe.model_config()?, plan, whole))
     }
 }
 
@@ -122,6 +126,57 @@ fn model_line(config: &AnyConfig) -> String {
         config.n_layers(),
         config.d_model(),
         config.vocab_size(),
+    )
+}
+
+/// The programs of a step and their calls.
+fn program_text(plan: &Plan) -> String {
+    let calls = |kind| plan.calls(kind).len();
+    let evaluate = calls(ProgramKind::Evaluate);
+    if !plan.config.is_split() {
+        let step = calls(ProgramKind::Step);
+        return format!("program     {step} calls a step, {evaluate} calls an evaluation");
+    }
+    format!(
+        "programs    {} passes of {} calls and an update of {} calls a step, {evaluate} calls an evaluation of a pass",
+        plan.config.passes(),
+        calls(ProgramKind::Accumulate),
+        calls(ProgramKind::Apply),
+    )
+}
+
+/// Floating-point operations of an evaluation of a whole batch.
+fn evaluation_flops(plan: &Plan) -> u64 {
+    plan.config.passes() as u64 * plan.flops(ProgramKind::Evaluate)
+}
+
+/// What the form of the step saves of memory, and what it costs: activations, everything, and work, beside the step
+/// as one program with all activations kept.
+fn form_text(plan: &Plan, whole: &Plan) -> String {
+    let mut form = Vec::new();
+    if plan.config.is_split() {
+        let sequences = plan.config.pass_sequences();
+        form.push(format!("passes of {sequences} sequences"));
+    }
+    if let Some(layers) = plan.config.form.recompute_layers {
+        form.push(format!("recomputation of {layers} layers at a time"));
+    }
+    let local = |p: &Plan| p.layout.arena_bytes() - p.layout.persistent_bytes();
+    let bytes = |of: &dyn Fn(&Plan) -> usize| {
+        let [here, there] = [plan, whole].map(of);
+        format!(
+            "{} instead of {}",
+            output::bytes(here),
+            output::bytes(there)
+        )
+    };
+    let work = plan.step_flops() as f64 / whole.step_flops().max(1) as f64;
+    format!(
+        "form        {}\nmemory      {} within a step, {} in all\ntime        {:.3} times the work of one program that keeps all activations",
+        form.join(", "),
+        bytes(&local),
+        bytes(&|p: &Plan| p.layout.arena_bytes()),
+        work
     )
 }
 

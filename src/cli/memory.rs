@@ -8,8 +8,8 @@ use crate::backend::Backend;
 use crate::engine::run::{Run, plan_of};
 use crate::error::{DeviceError, Error};
 use crate::io::Recipe;
+use crate::plan::Plan;
 use crate::plan::memory::{MemoryNeed, Room};
-use crate::plan::{Plan, ProgramKind};
 
 /// Opens the run of a recipe after its plan was held against the memory that is free; gives the table
 /// of its memory beside it.
@@ -48,8 +48,8 @@ pub fn open_reported(
 
 /// The table of a plan's memory on a device that it fits into.
 fn check(plan: &Plan, backend: &AnyDevice) -> Result<String, DeviceError> {
-    let kinds = [ProgramKind::Step, ProgramKind::Evaluate];
-    let calls = kinds.map(|kind| plan.layout.place(plan.calls(kind)));
+    let programs = plan.programs().iter();
+    let calls: Vec<_> = programs.map(|(_, c)| plan.layout.place(c)).collect();
     let need = MemoryNeed {
         layout: &plan.layout,
         workspace_bytes: backend.workspace_bytes(&plan.layout, &calls.concat()),

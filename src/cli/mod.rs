@@ -14,6 +14,7 @@ mod diff;
 mod diff_devices;
 mod doctor;
 mod eval;
+mod form;
 mod generate;
 mod inspect;
 mod machine;

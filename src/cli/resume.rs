@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::device::DeviceArguments;
+use super::form::FormArguments;
 use super::{memory, output};
 use crate::any_device::AnyDevice;
 use crate::engine::run::Run;
@@ -35,11 +36,12 @@ pub struct Kept {
 pub fn open(
     path: &Path,
     when_damaged: WhenDamaged,
-    device: &DeviceArguments,
+    (device, form): (&DeviceArguments, &FormArguments),
 ) -> Result<Opened, Error> {
     let (folder, recipe) = RunFolder::reopen(path)?;
     let root = path.join(CHECKPOINTS);
     let found = newest(&root, when_damaged)?;
+    let recipe = form.apply(recipe)?;
     let text = recipe.to_toml()?;
     let (mut run, memory) = memory::open(recipe, &device.open()?)?;
     run.resume(&found.checkpoint, &text)?;
@@ -64,6 +66,12 @@ pub fn open(
         found.checkpoint.folder.display(),
         state.step
     ));
+    if let (Some(window), None) = (&state.window, run.trainer.session().window()) {
+        output::note(format_args!(
+            "{} grains of the next step are computed again: its passes are others than those of the checkpoint",
+            window.grains
+        ));
+    }
     let metrics = folder.resume_metrics(state.step)?;
     let checkpoints = CheckpointWriter::new(path, text, &run);
     Ok(Opened {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use clap::Args;
 
 use super::device::DeviceArguments;
+use super::form::FormArguments;
 use super::progress::Progress;
 use super::recipe_options::RecipeArguments;
 use super::resume::{self, Opened};
@@ -45,6 +46,8 @@ pub struct Train {
     /// Saves a checkpoint and ends once the run has taken so many steps
     #[arg(long, value_name = "N")]
     until: Option<u64>,
+    #[command(flatten)]
+    form: FormArguments,
     /// Shows no progress
     #[arg(long)]
     quiet: bool,
@@ -134,13 +137,14 @@ impl Train {
                 true => WhenDamaged::UsePrevious,
                 false => WhenDamaged::Refuse,
             };
-            return resume::open(folder, when_damaged, &self.device);
+            return resume::open(folder, when_damaged, (&self.device, &self.form));
         }
         let arguments = RecipeArguments {
             recipe: self.recipe.clone().unwrap_or_default(),
             set: self.set.clone(),
         };
         let recipe = arguments.open(self.steps.map(|n| format!("steps={n}")))?;
+        let recipe = self.form.apply(recipe)?;
         let folder = self.out.as_deref().map(RunFolder::claim).transpose()?;
         let (run, memory) = memory::open(recipe, &self.device.open()?)?;
         let kept = match folder {
@@ -173,7 +177,7 @@ fn introduction<B: Backend>(run: &Run<B>) -> String {
         run.recipe.name,
         plan.parameter_count(),
         run.recipe.steps,
-        plan.inputs.batch,
+        plan.config.batch,
         plan.inputs.seq_len,
         output::bytes(plan.layout.arena_bytes()),
         session.device().description,

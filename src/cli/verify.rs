@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::Outcome;
 use super::device::DeviceArguments;
+use super::form::FormArguments;
 use crate::any_device::AnyDevice;
 use crate::cuda::probe::HOPPER;
 use crate::engine::session::Session;
@@ -29,6 +30,8 @@ pub struct Verify {
     goldens: Vec<PathBuf>,
     #[command(flatten)]
     device: DeviceArguments,
+    #[command(flatten)]
+    form: FormArguments,
     /// Flip one bit of one parameter before a step, to see that the check trips; writes no file
     #[arg(long, value_name = "STEP:TENSOR:INDEX:BIT")]
     flip: Option<Flip>,
@@ -65,7 +68,7 @@ impl Verify {
         if let Some(note) = unproven(&golden.domain, &backend) {
             super::output::note(format_args!("{}: {note}", path.display()));
         }
-        let recipe = Recipe::from_path(&recipe_beside(path)?)?;
+        let recipe = self.form.apply(Recipe::from_path(&recipe_beside(path)?)?)?;
         let flip = self.flip.as_ref();
         if let Some(flip) = flip {
             flip.check_step(golden.steps.len())?;
@@ -82,7 +85,8 @@ impl Verify {
         let name = path.display();
         match verified.verdict {
             Verdict::Identical => {
-                say!("{name}: identical ({})", extent(&golden));
+                // What this run compared: in another form of the step it has no traces.
+                say!("{name}: identical ({})", extent(&verified.fresh));
                 if self.verbose {
                     print_cover(&golden);
                 }

@@ -4,8 +4,8 @@ use super::arena::{CpuArena, Operands};
 use super::context::CpuContext;
 use super::narrow::run_widened;
 use super::{
-    adamw, attention, bias, carry_state, clip, conv1d, cross_entropy, embed, lora, matmul, nf4,
-    rms_norm, rope, scan, scan_grad, split_columns, swiglu, tree_add,
+    adamw, attention, bias, carry_state, clip, conv1d, copy, cross_entropy, embed, lora, matmul,
+    nf4, rms_norm, rope, scan, scan_grad, split_columns, swiglu, tree_add,
 };
 use crate::backend::{
     ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
@@ -92,6 +92,8 @@ fn execute(context: &CpuContext, op: &Op, operands: &mut Operands) -> Result<(),
         Op::CrossEntropy(op) => cross_entropy::forward(context, op, operands),
         Op::LossSum(op) => cross_entropy::loss_sum(context, op, operands),
         Op::TreeAdd(op) => tree_add::merge(context, op, operands),
+        Op::Copy(op) => copy::copy(context, op, operands),
+        Op::FillNeutral(op) => copy::fill_neutral(context, op, operands),
         Op::GradSquares(op) => clip::squares(context, op, operands),
         Op::Clip(op) => clip::clip(context, op, operands),
         Op::AdamW(op) => adamw::update(context, op, operands),

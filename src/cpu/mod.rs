@@ -12,6 +12,7 @@ pub mod carry_state;
 pub mod clip;
 pub mod context;
 pub mod conv1d;
+pub mod copy;
 pub mod cross_entropy;
 pub mod embed;
 pub mod gemm;

@@ -3,8 +3,8 @@
 use super::arena::CudaArena;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::{
-    adamw, attention, bias, carry_state, clip, conv1d, cross_entropy, embed, matmul, rms_norm,
-    rope, scan, split_columns, swiglu, tree_add,
+    adamw, attention, bias, carry_state, clip, conv1d, copy, cross_entropy, embed, matmul,
+    rms_norm, rope, scan, split_columns, swiglu, tree_add,
 };
 use crate::layout::PlacedCall;
 use crate::op::Op;
@@ -40,6 +40,8 @@ pub fn launches(op: &Op, call: &PlacedCall, shape: &DeviceShape) -> CallLaunches
         Op::CrossEntropy(op) => cross_entropy::forward(op, call, shape),
         Op::LossSum(op) => cross_entropy::loss_sum(op, call, shape),
         Op::TreeAdd(op) => tree_add::merge(op, call, shape),
+        Op::Copy(op) => copy::copy(op, call, shape),
+        Op::FillNeutral(op) => copy::fill_neutral(op, call, shape),
         Op::GradSquares(op) => clip::squares(op, call, shape),
         Op::Clip(op) => clip::clip(op, call, shape),
         Op::AdamW(op) => adamw::update(op, call, shape),

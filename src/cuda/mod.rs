@@ -12,6 +12,7 @@ pub mod call;
 pub mod carry_state;
 pub mod clip;
 pub mod conv1d;
+pub mod copy;
 pub mod cross_entropy;
 pub mod device;
 pub mod digest;

@@ -133,6 +133,28 @@ impl Batch {
         }
     }
 
+    /// Some of the sequences as a batch of their own, whose losses are divided by this batch's normaliser.
+    pub fn sequences(&self, range: std::ops::Range<usize>) -> Batch {
+        let tokens = range.start * self.seq_len..range.end * self.seq_len;
+        Batch {
+            batch: range.len(),
+            seq_len: self.seq_len,
+            input_ids: self.input_ids[tokens.clone()].to_vec(),
+            targets: self.targets[tokens.clone()].to_vec(),
+            weights: self.weights[tokens].to_vec(),
+            normaliser: Some(self.normaliser()),
+        }
+    }
+
+    /// The BLAKE3 of tokens, targets and weights.
+    pub fn digest(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(bytemuck::cast_slice(&self.input_ids));
+        hasher.update(bytemuck::cast_slice(&self.targets));
+        hasher.update(bytemuck::cast_slice(&self.weights));
+        hasher.finalize()
+    }
+
     /// What the summed loss is divided by: the caller's own number, or that of the scored targets.
     pub fn normaliser(&self) -> f64 {
         self.normaliser.unwrap_or(self.active_targets() as f64)

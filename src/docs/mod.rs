@@ -21,6 +21,9 @@ pub mod recipes {}
 #[doc = include_str!("pitfalls.md")]
 pub mod pitfalls {}
 
+#[doc = include_str!("steps.md")]
+pub mod steps {}
+
 /// The examples of the README are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

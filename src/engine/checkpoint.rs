@@ -1,16 +1,18 @@
 //! From a run to a checkpoint and back.
 
+use super::checkpoint_window;
 use super::run::Run;
 use super::session::Session;
 use super::snapshot::Snapshot;
 use super::step::Progress;
+use super::window::Window;
 use crate::backend::Backend;
-use crate::data::Batch;
 use crate::error::{CheckpointError, Error};
 use crate::io::checkpoint::{
     CheckpointState, DataCursor, FORMAT, RawTensor, ScaleState, SchedulePosition, StoredCheckpoint,
     StoredTensor,
 };
+use crate::io::recipe::defining_text;
 use crate::io::tensors::StoredType;
 use crate::layout::Region;
 use crate::num;
@@ -71,15 +73,19 @@ impl<B: Backend> Run<B> {
         let scale = self.trainer.session_mut().loss_scale()?;
         let mut state = self.expected_state(snapshot.progress, recipe);
         state.loss_scale = scale.map(ScaleState::from);
+        let plan = self.trainer.session().plan();
+        let open = snapshot.window.as_ref();
+        state.window = open.and_then(|window| checkpoint_window::stated(plan, window));
         Ok(HostCopy {
-            kept: kept(self.trainer.session().plan()),
+            kept: kept(plan, open),
             snapshot,
             state,
         })
     }
 
     /// Goes on from a checkpoint of this recipe: parameters, moments, carried state and counters are
-    /// those of its moment. Whatever does not fit is found before anything changes.
+    /// those of its moment, and so is the open accumulation window where this run's passes end where it does;
+    /// otherwise the passes of the step begin anew. Whatever does not fit is found before anything changes.
     ///
     /// # Errors
     /// [`CheckpointError::OtherRun`] names what differs; a tensor that is missing, has no place, or
@@ -92,6 +98,8 @@ impl<B: Backend> Run<B> {
         self.check_state(checkpoint, recipe)?;
         let session = self.trainer.session_mut();
         let mut snapshot = session.snapshot()?;
+        let stated = checkpoint.state.window.as_ref();
+        snapshot.window = stated.and_then(|w| checkpoint_window::resumed(session.plan(), w));
         overlay(session, checkpoint, &mut snapshot)?;
         snapshot.progress = progress;
         // A program that was captured before ran over other counters; warm-up shows it anew.
@@ -119,10 +127,11 @@ impl<B: Backend> Run<B> {
             data: DataCursor {
                 sequence: step.saturating_mul(plan.config.batch as u64),
                 sequences_per_epoch: self.loader.sequences_per_epoch(),
-                next_batch: next.map(|batch| batch_digest(&batch).to_string()),
+                next_batch: next.map(|batch| batch.digest().to_string()),
             },
             loss_scale: None,
-            manifest: self.trainer.session().manifest().hash().to_string(),
+            window: None,
+            manifest: plan.definition().to_string(),
             recipe_hash: blake3::hash(recipe.as_bytes()).to_string(),
             recipe: recipe.to_owned(),
             tensors: Vec::new(),
@@ -146,8 +155,11 @@ impl<B: Backend> Run<B> {
             expected,
             found,
         };
-        if expected.recipe != found.recipe || expected.recipe_hash != found.recipe_hash {
-            let (here, there) = first_difference(&expected.recipe, &found.recipe);
+        let whole = found.recipe_hash == blake3::hash(found.recipe.as_bytes()).to_string();
+        // How steps are carried out may differ: it decides no bit.
+        let [here, there] = [&expected.recipe, &found.recipe].map(|text| defining_text(text));
+        if !whole || here != there {
+            let (here, there) = first_difference(&here, &there);
             return Err(differs("the recipe", here, there));
         }
         let facts = |s: &CheckpointState| {
@@ -178,7 +190,7 @@ impl<B: Backend> Run<B> {
 }
 
 /// Every tensor that has to be kept, in the order of the plan.
-fn kept(plan: &Plan) -> Vec<Kept> {
+fn kept(plan: &Plan, window: Option<&Window>) -> Vec<Kept> {
     let of = |name: String, role: Role, slot: Slot| {
         let spec = plan.slots.spec(slot);
         Kept {
@@ -190,7 +202,11 @@ fn kept(plan: &Plan) -> Vec<Kept> {
             region: plan.layout.region(slot),
         }
     };
-    let mut all = Vec::new();
+    let partial = window.map(|window| checkpoint_window::tensors(plan, window));
+    let partial = partial.unwrap_or_default().into_iter();
+    let mut all: Vec<Kept> = partial
+        .map(|(name, slot)| of(name, Role::Window, slot))
+        .collect();
     for param in &plan.params {
         let role = match param.state {
             Some(_) => Role::Param,
@@ -220,8 +236,11 @@ fn overlay<B: Backend>(
 ) -> Result<(), Error> {
     let plan = session.plan();
     let folder = checkpoint.folder.display().to_string();
-    let all = kept(plan);
-    let known = |name: &String| all.iter().any(|kept| kept.name == *name);
+    let all = kept(plan, snapshot.window.as_ref());
+    let stated = checkpoint.state.window.as_ref();
+    let known = |name: &String| {
+        all.iter().any(|kept| kept.name == *name) || checkpoint_window::may_be_left(stated, name)
+    };
     let stray = checkpoint.tensors.keys().filter(|name| !known(name));
     let stray: Vec<String> = stray.cloned().collect();
     if !stray.is_empty() {
@@ -320,15 +339,6 @@ fn stored(dtype: DType) -> StoredType {
         DType::U32 => StoredType::U32,
         DType::U8 => StoredType::U8,
     }
-}
-
-/// The BLAKE3 of a batch: tokens, targets and weights.
-fn batch_digest(batch: &Batch) -> blake3::Hash {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(bytemuck::cast_slice(&batch.input_ids));
-    hasher.update(bytemuck::cast_slice(&batch.targets));
-    hasher.update(bytemuck::cast_slice(&batch.weights));
-    hasher.finalize()
 }
 
 /// The first lines in which two texts differ.

@@ -37,7 +37,7 @@ fn take(run: &mut Run<CpuBackend>, steps: u64) -> Vec<u32> {
 
 /// The digest of everything that is kept: parameters, moments, carried state.
 fn digests(run: &mut Run<CpuBackend>) -> Vec<blake3::Hash> {
-    let slots: Vec<Slot> = kept(run.trainer.session().plan())
+    let slots: Vec<Slot> = kept(run.trainer.session().plan(), None)
         .iter()
         .map(|kept| kept.slot)
         .collect();
@@ -153,7 +153,7 @@ fn a_missing_misshapen_or_strange_tensor_is_an_error_and_never_zeros() {
     let mut run = open(&recipe);
     take(&mut run, 2);
     let whole = saved(&mut run, folder.path());
-    let all = kept(run.trainer.session().plan());
+    let all = kept(run.trainer.session().plan(), None);
     let mut target = open(&recipe);
     let before = digests(&mut target);
     let text = recipe.to_toml().unwrap();
@@ -309,4 +309,111 @@ fn consecutive_windows_beside_a_model_without_state_are_refused() {
     let cpu = CpuBackend::new(CpuContext::new(SimdPath::detect(), 1).unwrap());
     let refused = Run::open(recipe, cpu).err().unwrap().to_string();
     assert!(refused.contains("data.windows"), "{refused}");
+}
+
+/// A run of batches of six sequences in passes, and where it stands after some steps and passes.
+fn in_passes(recipe: &Recipe, (steps, passes): (u64, u64)) -> Run<CpuBackend> {
+    let mut run = open(recipe);
+    take(&mut run, steps);
+    for _ in 0..passes {
+        assert_eq!(run.pass().unwrap(), None);
+    }
+    run
+}
+
+#[test]
+fn an_open_window_goes_on_bit_for_bit_also_in_other_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |more: &[&str]| {
+        let all = [&["data.batch=6", "data.grain=1"], more].concat();
+        recipe(folder.path(), &all)
+    };
+    let micro = |n: u32| match n {
+        6 => of(&[]),
+        n => of(&[&format!("data.micro_batch={n}")]),
+    };
+    let mut whole = open(&of(&[]));
+    let losses = take(&mut whole, 8);
+    // Warming up and replaying; one to five grains into a step. Passes of three sequences are passes of one.
+    for (from, steps, passes) in [
+        (1, 1, 1),
+        (1, 5, 2),
+        (1, 4, 3),
+        (2, 5, 1),
+        (2, 3, 2),
+        (3, 5, 5),
+    ] {
+        let mut first = in_passes(&micro(from), (steps, passes));
+        let at = folder.path().join(format!("{from}-{steps}-{passes}"));
+        let checkpoint = saved(&mut first, &at);
+        let grains = passes * if from == 2 { 2 } else { 1 };
+        let stated = checkpoint.state.window.as_ref().expect("an open window");
+        assert_eq!((stated.grains, stated.normaliser), (grains, 48.0));
+        assert_eq!(
+            checkpoint.state.step, steps,
+            "only an update moves the cursor"
+        );
+        for to in [1, 2, 3, 6] {
+            let mut second = resumed(&micro(to), &checkpoint).unwrap();
+            let open = second.trainer.session().window().map(|w| w.passes);
+            let per_pass = if to == 2 { 2 } else { 1 };
+            let expected = (to != 6 && grains % per_pass == 0).then_some(grains / per_pass);
+            assert_eq!(open, expected, "{grains} grains into passes of {to}");
+            let left = 8 - steps;
+            assert_eq!(
+                take(&mut second, left),
+                losses[steps as usize..],
+                "{from} {to}"
+            );
+            assert_eq!(digests(&mut second), digests(&mut whole), "{from} {to}");
+        }
+    }
+}
+
+#[test]
+fn partial_sums_decide_bits_and_have_to_be_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let more = ["data.batch=6", "data.grain=1", "data.micro_batch=1"];
+    let recipe = recipe(folder.path(), &more);
+    let mut run = in_passes(&recipe, (2, 3));
+    let whole = saved(&mut run, folder.path());
+    take(&mut run, 1);
+    let names = whole.tensors.keys().filter(|n| n.starts_with("window."));
+    let names: Vec<String> = names.cloned().collect();
+    // Three grains are a sum of two and one more; the embedding, which is the head too, has a second sum.
+    let of = |digit| ["grad", "loss", "second.0"].map(|what| format!("window.{digit}.{what}"));
+    assert_eq!(names, [of(0), of(1)].concat());
+    for name in &names {
+        let mut changed = whole.clone();
+        changed.tensors.get_mut(name).unwrap().bytes.fill(0);
+        let mut other = resumed(&recipe, &changed).unwrap();
+        let report = other.run_to_update();
+        assert_ne!(report, run_report(&whole, &recipe), "{name} shows nowhere");
+        let mut missing = whole.clone();
+        missing.tensors.remove(name);
+        let refused = resumed(&recipe, &missing).err().expect("no partial sum");
+        assert!(
+            matches!(&refused, Error::Checkpoint(CheckpointError::StateMissing { tensor, .. }) if tensor == name),
+            "{refused}"
+        );
+    }
+    let mut closed = whole.clone();
+    closed.state.window = None;
+    let refused = resumed(&recipe, &closed).err().expect("sums of no window");
+    assert!(matches!(
+        refused,
+        Error::Checkpoint(CheckpointError::UnexpectedTensors { .. })
+    ));
+}
+
+/// Loss and norm of the step that a resumed run ends.
+fn run_report(from: &StoredCheckpoint, recipe: &Recipe) -> [u32; 2] {
+    resumed(recipe, from).unwrap().run_to_update()
+}
+
+impl Run<CpuBackend> {
+    fn run_to_update(&mut self) -> [u32; 2] {
+        let report = self.step(None).unwrap();
+        [report.loss, report.grad_norm].map(f32::to_bits)
+    }
 }

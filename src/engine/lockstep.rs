@@ -161,15 +161,18 @@ impl<A: Backend, B: Backend> Lockstep<A, B> {
                 return Ok(Err(found));
             }
             compared.calls += 1;
-            let writes = &sides.left.step_calls[index].writes;
+            let writes = &sides.left.calls(ProgramKind::Step)[index].writes;
             compared.bytes += writes.iter().map(|r| r.bytes).sum::<usize>();
         }
         // A stray write into state that no later call of this step has read is found here.
         if let Some(found) = sides.compare(&sides.state(|_| true))? {
             return Ok(Err(found));
         }
-        sides.right.commit(&batch, &hyper).map_err(Error::from)?;
-        Ok(Ok(sides.left.commit(&batch, &hyper)?))
+        sides
+            .right
+            .commit(batch.active_targets(), &hyper)
+            .map_err(Error::from)?;
+        Ok(Ok(sides.left.commit(batch.active_targets(), &hyper)?))
     }
 }
 
@@ -211,7 +214,7 @@ impl<A: Backend, B: Backend> Sides<'_, A, B> {
         let kernels = [self.left.kernel(index), self.right.kernel(index)];
         self.left.launch(index)?;
         self.right.launch(index)?;
-        let call = self.left.step_calls[index].call.clone();
+        let call = self.left.calls(ProgramKind::Step)[index].call.clone();
         let operands = call.op.rule().signature().writes;
         let partial = |at: usize| operands[at].access == Access::Partial;
         let writes = call.writes.iter().enumerate();
@@ -284,14 +287,14 @@ impl<A: Backend, B: Backend> Sides<'_, A, B> {
 
 impl<B: Backend> Core<B> {
     fn kernel(&self, index: usize) -> String {
-        let call = std::slice::from_ref(&self.step_calls[index]);
+        let call = std::slice::from_ref(&self.calls(ProgramKind::Step)[index]);
         let executions = self.backend.executions(call).into_iter();
         executions.map(|e| e.kernel).collect()
     }
 
     fn launch(&mut self, index: usize) -> Result<(), DeviceError> {
-        let call = &self.step_calls[index];
-        let launched = self.backend.launch(&mut self.arena, call);
+        let call = self.calls(ProgramKind::Step)[index].clone();
+        let launched = self.backend.launch(&mut self.arena, &call);
         self.guarded(launched)
     }
 

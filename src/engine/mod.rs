@@ -5,23 +5,28 @@
 
 pub mod backbone;
 pub mod checkpoint;
+mod checkpoint_window;
 pub mod generate;
 pub mod guard;
+pub mod halves;
 pub mod hyper;
 pub mod init;
 mod inputs;
 pub mod lockstep;
 mod packed;
+mod programs;
 pub mod prove;
 pub mod recurrent;
 mod root;
 pub mod run;
 pub mod schedule;
 pub mod session;
+mod session_passes;
 pub mod snapshot;
 pub mod state;
 pub mod step;
 pub mod trainer;
+pub mod window;
 
 pub use hyper::Hyper;
 pub use schedule::{Schedule, ScheduleKind};

@@ -1,8 +1,10 @@
 //! The proof of a captured graph: from the same bits, a replay must give the bits of the eager step.
 
+use std::collections::BTreeSet;
+
 use super::hyper::Hyper;
+use super::programs::Graphs;
 use super::snapshot::Snapshot;
-use super::state::Graphs;
 use super::step::Core;
 use crate::backend::Backend;
 use crate::data::Batch;
@@ -10,7 +12,7 @@ use crate::error::{CaptureError, DeviceError, StepError};
 use crate::layout::Region;
 use crate::op::Slot;
 use crate::op::step_values::{Dropped, StepScalars};
-use crate::plan::ProgramKind;
+use crate::plan::{Plan, ProgramKind};
 use crate::shape::Role;
 
 /// The bits before a proof, and the inputs of both runs.
@@ -21,19 +23,26 @@ struct Start<'b> {
     inputs: (&'b Batch, StepScalars),
 }
 
-/// Compares an eager step and a replay, and an eager evaluation and its replay, and puts the arena
-/// back as it was.
+/// Compares an eager run of every program with its replay, and puts the arena back as it was.
 pub(super) fn prove_equal<B: Backend>(
     core: &mut Core<B>,
     graphs: &mut Graphs<B>,
     batch: &Batch,
     hyper: &Hyper,
 ) -> Result<(), CaptureError> {
-    let scalars = core.validate(batch, hyper).map_err(refused)?;
-    let start = Start::of(core, (batch, scalars))?;
-    // The evaluation goes first: it changes no weight, so there is little to put back after it.
-    let proof = compare(core, &start, &mut graphs.evaluate, ProgramKind::Evaluate)
-        .and_then(|()| compare(core, &start, &mut graphs.step, ProgramKind::Step));
+    let part = core.first_pass(batch).map_err(refused)?;
+    let scalars = core.validate(&part, hyper).map_err(refused)?;
+    let start = Start::of(core, (&part, scalars))?;
+    // The step goes last: the others change no weight, so there is little to put back after them.
+    let (mut others, mut updates) = (Vec::new(), Vec::new());
+    for (kind, graph) in graphs.iter_mut() {
+        match kind {
+            ProgramKind::Step | ProgramKind::Apply => updates.push((kind, graph)),
+            _ => others.push((kind, graph)),
+        }
+    }
+    let mut all = others.into_iter().chain(updates);
+    let proof = all.try_for_each(|(kind, graph)| compare(core, &start, graph, kind));
     start.restore(core)?;
     proof
 }
@@ -45,17 +54,17 @@ fn compare<B: Backend>(
     kind: ProgramKind,
 ) -> Result<(), CaptureError> {
     let compared = compared_slots(core);
-    start.begin(core)?;
+    start.begin(core, kind)?;
     core.eager(kind, None)?;
     let expected = core.digests(&compared)?;
-    if kind == ProgramKind::Step {
+    if matches!(kind, ProgramKind::Step | ProgramKind::Apply) {
         let report = core.report()?;
         if report.applied == 0 {
             let reason = format!("{:?}", Dropped::from_bits_retain(report.dropped));
             return Err(CaptureError::ProofStepDropped { reason });
         }
     }
-    start.begin(core)?;
+    start.begin(core, kind)?;
     let launched = core.backend.launch_graph(&mut core.arena, graph);
     core.guarded(launched)?;
     let found = core.digests(&compared)?;
@@ -67,6 +76,49 @@ fn compare<B: Backend>(
             expected: expected[index].to_hex().to_string(),
             found: found[index].to_hex().to_string(),
         }),
+    }
+}
+
+/// The programs that bring the arena to where a program starts from.
+fn before(kind: ProgramKind, plan: &Plan) -> Vec<ProgramKind> {
+    let has = |kind: &ProgramKind| !plan.calls(*kind).is_empty();
+    let pass = [
+        ProgramKind::Accumulate,
+        ProgramKind::Forward,
+        ProgramKind::Score,
+        ProgramKind::Backward,
+    ];
+    let pass = pass.into_iter().filter(has);
+    match kind {
+        ProgramKind::Score | ProgramKind::Backward => pass.take_while(|k| *k != kind).collect(),
+        ProgramKind::Apply => pass.collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// What a program takes in or replaces and no other step-local tensor shows: filled before it runs, so that a
+/// replay that does nothing is seen.
+fn filled(kind: ProgramKind, plan: &Plan) -> Vec<(Slot, u8)> {
+    // Bytes of NaN, and of two small floats that differ.
+    const NAN: u8 = 0xff;
+    const SMALL: [u8; 2] = [0x3d, 0x3c];
+    let Some(window) = &plan.window else {
+        return Vec::new();
+    };
+    let mut now = vec![plan.arenas.grad, window.loss];
+    now.extend(window.seconds.iter().map(|(_, second)| *second));
+    let held = |level: u8| window.level_tensors(usize::from(level)).into_iter();
+    match kind {
+        ProgramKind::Accumulate | ProgramKind::Backward => {
+            now.into_iter().map(|slot| (slot, NAN)).collect()
+        }
+        ProgramKind::Score => vec![(window.loss, NAN)],
+        ProgramKind::Merge(level) | ProgramKind::Keep(level) => {
+            let now = now.into_iter().map(|slot| (slot, SMALL[0]));
+            now.chain(held(level).map(|(_, slot)| (slot, SMALL[1])))
+                .collect()
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -102,7 +154,7 @@ impl<'b> Start<'b> {
     /// Goes to the start of a run: the bits before the proof with the inputs of the proof, and NaN in
     /// everything that lives inside a step or is reported by one, so that a replay that skips a write
     /// is seen.
-    fn begin<B: Backend>(&self, core: &mut Core<B>) -> Result<(), DeviceError> {
+    fn begin<B: Backend>(&self, core: &mut Core<B>, kind: ProgramKind) -> Result<(), DeviceError> {
         // These bytes are a NaN in every float type.
         const NAN: u8 = 0xff;
         self.restore(core)?;
@@ -110,12 +162,30 @@ impl<'b> Start<'b> {
         let offset = core.plan.layout.persistent_bytes();
         let bytes = core.plan.layout.arena_bytes() - offset;
         let mut regions = vec![Region { offset, bytes }];
-        let reports = core.plan.slots.iter();
-        let reports = reports.filter(|(_, d)| d.spec.role == Role::Report);
+        // A report that these programs do not write, such as the loss of a backbone, stays as it is.
+        let plan = core.plan.clone();
+        let slots = &plan.slots;
+        let mut programs = before(kind, &plan);
+        programs.push(kind);
+        let calls = programs.iter().flat_map(|&k| plan.calls(k));
+        let written: BTreeSet<Slot> = calls
+            .flat_map(|c| &c.writes)
+            .map(|&s| slots.root(s).0)
+            .collect();
+        let reports = slots
+            .iter()
+            .filter(|(slot, d)| d.spec.role == Role::Report && written.contains(slot));
         regions.extend(reports.map(|(slot, _)| core.plan.layout.region(slot)));
-        for region in regions {
-            let filled = core.backend.fill(&mut core.arena, region, NAN);
+        let filled = filled(kind, &core.plan).into_iter();
+        let filled = filled.map(|(slot, byte)| (core.plan.layout.region(slot), byte));
+        let all = regions.into_iter().map(|region| (region, NAN));
+        for (region, byte) in all.chain(filled.collect::<Vec<_>>()) {
+            let filled = core.backend.fill(&mut core.arena, region, byte);
             core.guarded(filled)?;
+        }
+        core.clear_loss()?;
+        for kind in before(kind, &plan) {
+            core.eager(kind, None)?;
         }
         Ok(())
     }
@@ -150,6 +220,16 @@ fn compared_slots<B: Backend>(core: &Core<B>) -> Vec<Slot> {
     // Frozen parameters never change, so neither do their shadows.
     slots.extend(core.plan.arenas.shadow);
     slots.extend(core.plan.inputs.loss_scale);
+    if let Some(window) = &core.plan.window {
+        slots.push(window.loss);
+        slots.extend(window.seconds.iter().map(|(_, second)| *second));
+        let levels = (0..window.levels.len()).flat_map(|level| window.level_tensors(level));
+        slots.extend(levels.map(|(_, slot)| slot));
+    }
+    if let Some(half) = core.plan.output {
+        slots.extend([half.output, half.gradient]);
+        slots.extend(half.input_grad);
+    }
     slots.extend([
         outputs.loss,
         outputs.row_loss,

@@ -17,7 +17,7 @@ use crate::io::nf4_folder::companions;
 use crate::io::peft::AdapterFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
-use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig, Stored};
+use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Passes, Plan, PlanConfig, StepForm, Stored};
 
 /// A training run.
 pub struct Run<B: Backend> {
@@ -140,6 +140,18 @@ impl<B: Backend> Run<B> {
         self.start = None;
     }
 
+    /// The next pass of the next step, where `data.micro_batch` splits steps; the report of the step when it was the
+    /// last. Without a split this is the step.
+    ///
+    /// # Errors
+    /// As [`Run::step`].
+    pub fn pass(&mut self) -> Result<Option<StepReport>, Error> {
+        let step = self.trainer.session().progress().taken;
+        let batch = self.loader.batch_at(step)?;
+        self.trainer.set_lr(self.schedule.lr(step));
+        Ok(self.trainer.pass(&batch)?)
+    }
+
     /// Loss and hits over the validation split.
     ///
     /// # Errors
@@ -252,6 +264,16 @@ fn plan_config(recipe: &Recipe) -> PlanConfig {
         math: recipe.precision.math(),
         growth_interval: recipe.precision.growth_interval.unwrap_or(GROWTH_INTERVAL),
         chunk_logits: CHUNK_LOGITS,
+        form: form_of(recipe),
+    }
+}
+
+/// How a recipe wants its steps carried out.
+fn form_of(recipe: &Recipe) -> StepForm {
+    let micro = recipe.data.micro_batch.filter(|&n| n < recipe.data.batch);
+    StepForm {
+        passes: micro.map_or(Passes::Whole, |sequences| Passes::Micro { sequences }),
+        recompute_layers: recipe.memory.recompute,
     }
 }
 

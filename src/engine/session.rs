@@ -7,7 +7,7 @@ use super::hyper::Hyper;
 use super::init::ParamSource;
 use super::snapshot::Snapshot;
 use super::state::{Captured, Engine, Recorded, Refused, Replaying, State, Warmup};
-use super::step::{Core, Evaluation, Observe, Progress, StepReport, root};
+use super::step::{Core, Evaluation, Half, Observe, Progress, StepReport, root};
 use crate::backend::{Backend, DeviceInfo, Execution};
 use crate::data::Batch;
 use crate::error::{CaptureError, DeviceError, StepError};
@@ -106,14 +106,17 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// What does not fit, or the first fault of a poisoned engine.
     pub fn check(&self, batch: &Batch, hyper: &Hyper) -> Result<(), StepError> {
-        self.core().validate(batch, hyper).map(|_| ())
+        let core = self.core();
+        core.validate_of(core.plan.config.batch, batch, hyper)?;
+        Ok(())
     }
 
-    /// The loss of a batch; changes nothing that survives a step.
-    ///
-    /// # Errors
-    /// A batch that does not fit; a device fault.
-    pub fn evaluate(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Evaluation, StepError> {
+    /// One run of the evaluation.
+    pub(super) fn evaluate_pass(
+        &mut self,
+        batch: &Batch,
+        hyper: &Hyper,
+    ) -> Result<Evaluation, StepError> {
         if let Session::Replaying(engine) = self {
             return engine.evaluate(batch, hyper);
         }
@@ -125,7 +128,7 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A batch that does not fit; a device fault.
     pub fn logits(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Vec<f32>, StepError> {
-        self.logits_of(0..self.core().plan.tokens(), batch, hyper)
+        self.logits_of(0..self.core().plan.inputs.rows(), batch, hyper)
     }
 
     /// The logits of some positions of a batch, counted row-major, `[positions, vocab_size]`.
@@ -139,10 +142,10 @@ impl<B: Backend> Session<B> {
         hyper: &Hyper,
     ) -> Result<Vec<f32>, StepError> {
         let plan = &self.core().plan;
-        if positions.end > plan.tokens() {
+        if positions.end > plan.inputs.rows() {
             return Err(StepError::TensorSize {
                 name: "logits".to_owned(),
-                expected: plan.tokens(),
+                expected: plan.inputs.rows(),
                 found: positions.end,
             });
         }
@@ -163,7 +166,7 @@ impl<B: Backend> Session<B> {
     /// A device fault.
     pub fn row_hits(&mut self) -> Result<Vec<bool>, DeviceError> {
         let core = self.core_mut();
-        let mut hits = vec![0u32; core.plan.tokens()];
+        let mut hits = vec![0u32; core.plan.inputs.rows()];
         let region = core.plan.layout.region(core.plan.outputs.row_hit);
         let bytes = bytemuck::cast_slice_mut(&mut hits);
         let read = core.backend.read(&core.arena, region, bytes);
@@ -273,16 +276,7 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A device fault.
     pub fn loss_scale(&mut self) -> Result<Option<LossScale>, DeviceError> {
-        let core = self.core_mut();
-        let Some(slot) = core.plan.inputs.loss_scale else {
-            return Ok(None);
-        };
-        let mut state = LossScale::INITIAL;
-        let region = core.plan.layout.region(slot);
-        let bytes = bytemuck::bytes_of_mut(&mut state);
-        let read = core.backend.read(&core.arena, region, bytes);
-        core.guarded(read)?;
-        Ok(Some(state))
+        self.core_mut().read_loss_scale()
     }
 
     /// Overwrites the loss scale; changes nothing where gradients carry none.
@@ -359,6 +353,8 @@ impl<B: Backend> Session<B> {
         let restored = snapshot.restore(&core.backend, &mut core.arena, layout);
         core.guarded(restored)?;
         core.progress = snapshot.progress;
+        core.window.clone_from(&snapshot.window);
+        core.half = Half::None;
         Ok(())
     }
 
@@ -374,8 +370,7 @@ impl<B: Backend> Session<B> {
 
     /// How each call of the step is executed here.
     pub fn executions(&self) -> Vec<Execution> {
-        let core = self.core();
-        core.backend.executions(&core.step_calls)
+        self.core().executions()
     }
 
     /// How far the run is.

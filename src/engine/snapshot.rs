@@ -1,15 +1,18 @@
 //! A copy of everything that survives a step, to go back to.
 
 use super::step::Progress;
+use super::window::Window;
 use crate::backend::Backend;
 use crate::error::DeviceError;
 use crate::layout::{Layout, Region};
 
 /// The persistent bytes of an arena and the run's counters at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     bytes: Vec<u8>,
     pub progress: Progress,
+    /// The open accumulation window, whose partial sums are among the bytes.
+    pub window: Option<Window>,
 }
 
 impl Snapshot {
@@ -21,12 +24,16 @@ impl Snapshot {
         backend: &B,
         arena: &B::Arena,
         layout: &Layout,
-        progress: Progress,
+        (progress, window): (Progress, Option<Window>),
     ) -> Result<Self, DeviceError> {
         let region = persistent(layout);
         let mut bytes = vec![0; region.bytes];
         backend.read(arena, region, &mut bytes)?;
-        Ok(Snapshot { bytes, progress })
+        Ok(Snapshot {
+            bytes,
+            progress,
+            window,
+        })
     }
 
     /// Writes the copy back.

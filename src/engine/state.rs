@@ -11,16 +11,19 @@
 //! the eager step; and only a proven graph has a guard, which every replay must pass. A transition
 //! that is refused gives the engine back as it was, with the reason.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::guard::{Admitted, Facts, Guard};
+use super::guard::{Facts, Guard};
 use super::hyper::Hyper;
+use super::programs::{Graphs, RunPrograms};
 use super::prove::prove_equal;
 use super::root::RootGraph;
 use super::step::{Core, Evaluation, Observe, Progress, StepReport};
+use super::window::{Parts, check_closed};
 use crate::backend::{Backend, Execution};
 use crate::data::Batch;
-use crate::error::{CaptureError, DeviceError, GuardError, StepError};
+use crate::error::{CaptureError, DeviceError, StepError};
 use crate::manifest::Manifest;
 use crate::op::OpCall;
 use crate::plan::{Plan, ProgramKind};
@@ -42,8 +45,26 @@ pub trait State: sealed::EngineState {
 #[derive(Debug, Default)]
 pub struct Warmup {
     steps: u32,
-    /// The calls of the last two steps, the older first.
-    issued: [Vec<OpCall>; 2],
+    /// The calls that the last two runs of each program have issued, the older first.
+    issued: BTreeMap<ProgramKind, [Vec<OpCall>; 2]>,
+}
+
+impl Warmup {
+    /// Writes down what a run of a program has issued.
+    pub(super) fn note(&mut self, kind: ProgramKind, issued: Vec<OpCall>) {
+        // The first run stands for the one before it, so that a program that ran once is compared too.
+        let runs = self
+            .issued
+            .entry(kind)
+            .or_insert_with(|| [issued.clone(), issued.clone()]);
+        runs.swap(0, 1);
+        runs[1] = issued;
+    }
+
+    /// Counts a step that was taken.
+    pub(super) fn count_step(&mut self) {
+        self.steps += 1;
+    }
 }
 
 /// The calls are known, equal over two steps, and equal to the plan.
@@ -57,14 +78,9 @@ pub struct Captured<B: Backend> {
 
 /// Graphs are proven; every step is a guarded replay.
 pub struct Replaying<B: Backend> {
-    graphs: Graphs<B>,
-    guard: Guard,
+    pub(super) graphs: Graphs<B>,
+    pub(super) guard: Guard,
     root: RootGraph<B>,
-}
-
-pub(super) struct Graphs<B: Backend> {
-    pub(super) step: B::Graph,
-    pub(super) evaluate: B::Graph,
 }
 
 macro_rules! states {
@@ -116,7 +132,7 @@ impl<B: Backend, S: State> Engine<B, S> {
 
     /// How each call of the step is executed here.
     pub fn executions(&self) -> Vec<Execution> {
-        self.core.backend.executions(&self.core.step_calls)
+        self.core.executions()
     }
 
     /// The name of the state.
@@ -174,14 +190,15 @@ impl<B: Backend> Engine<B, Warmup> {
         hyper: &Hyper,
         observer: Option<&mut dyn Observe<B>>,
     ) -> Result<StepReport, StepError> {
-        let scalars = self.core.validate(batch, hyper)?;
-        self.core.write_inputs(batch, scalars)?;
-        let issued = self.core.eager(ProgramKind::Step, observer)?;
-        let report = self.core.commit(batch, hyper)?;
-        self.state.issued.swap(0, 1);
-        self.state.issued[1] = issued;
-        self.state.steps += 1;
-        Ok(report)
+        whole_step(self, (batch, hyper), observer)
+    }
+
+    /// The next pass over a batch that the plan splits; the report of the step when it was the last.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn pass(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Option<StepReport>, StepError> {
+        one_pass(self, batch, hyper)
     }
 
     /// Eager steps taken in this state.
@@ -198,42 +215,35 @@ impl<B: Backend> Engine<B, Warmup> {
             let (expected, found) = (FEWEST_WARMUP_STEPS, self.state.steps);
             return self.refuse(CaptureError::TooFewWarmupSteps { expected, found });
         }
-        let [older, newer] = &self.state.issued;
-        let planned = self.core.plan.calls(ProgramKind::Step);
-        if let Some((call, expected, found)) = first_difference(older, newer) {
-            return self.refuse(CaptureError::Unstable {
-                call,
-                expected,
-                found,
-            });
-        }
-        if let Some((call, expected, found)) = first_difference(planned, newer) {
-            return self.refuse(CaptureError::NotThePlan {
-                call,
-                expected,
-                found,
-            });
+        for (kind, [older, newer]) in &self.state.issued {
+            let planned = self.core.plan.calls(*kind);
+            let differs = |expected, found| first_difference(expected, found);
+            let reason = match (differs(older, newer), differs(planned, newer)) {
+                (Some((call, expected, found)), _) => CaptureError::Unstable {
+                    call,
+                    expected,
+                    found,
+                },
+                (None, Some((call, expected, found))) => CaptureError::NotThePlan {
+                    call,
+                    expected,
+                    found,
+                },
+                (None, None) => continue,
+            };
+            return self.refuse(reason);
         }
         Ok(self.with_state(Recorded(())))
     }
 }
 
 impl<B: Backend> Engine<B, Recorded> {
-    /// Captures the step and the evaluation as graphs, without running them.
+    /// Captures every program as a graph, without running it.
     ///
     /// # Errors
     /// What the backend cannot capture.
     pub fn capture(mut self) -> Transition<B, Recorded, Captured<B>> {
-        let core = &mut self.core;
-        let captured = core.healthy().map_err(CaptureError::from).and_then(|()| {
-            Ok(Graphs {
-                step: core.backend.capture(&mut core.arena, &core.step_calls)?,
-                evaluate: core
-                    .backend
-                    .capture(&mut core.arena, &core.evaluate_calls)?,
-            })
-        });
-        match captured {
+        match Graphs::capture(&mut self.core) {
             Ok(graphs) => Ok(self.with_state(Captured { graphs })),
             Err(reason) => self.refuse(reason),
         }
@@ -277,25 +287,29 @@ impl<B: Backend> Engine<B, Replaying<B>> {
     /// A batch or hyperparameter that does not fit, or a guard that does not admit the replay,
     /// changes nothing; a device fault poisons.
     pub fn step(&mut self, batch: &Batch, hyper: &Hyper) -> Result<StepReport, StepError> {
-        let scalars = self.core.validate(batch, hyper)?;
-        let (core, state) = (&mut self.core, &mut self.state);
-        let admitted = admit(core, (&state.guard, &state.graphs.step), hyper)?;
-        core.write_inputs(batch, scalars)?;
-        core.replay(&mut state.graphs.step, admitted)?;
-        Ok(core.commit(batch, hyper)?)
+        whole_step(self, (batch, hyper), None)
     }
 
-    /// The loss of a batch by the captured evaluation; changes nothing that survives.
+    /// The next pass over a batch that the plan splits; the report of the step when it was the last.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn pass(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Option<StepReport>, StepError> {
+        one_pass(self, batch, hyper)
+    }
+
+    /// The loss of a batch by the captured evaluation; changes nothing that survives. In a plan that computes a batch
+    /// in passes this is one pass, whose loss is the sum that [`Session::evaluate`](super::session::Session::evaluate)
+    /// combines and divides.
     ///
     /// # Errors
     /// As [`Engine::step`].
     pub fn evaluate(&mut self, batch: &Batch, hyper: &Hyper) -> Result<Evaluation, StepError> {
         let scalars = self.core.validate(batch, hyper)?;
-        let (core, state) = (&mut self.core, &mut self.state);
-        let admitted = admit(core, (&state.guard, &state.graphs.evaluate), hyper)?;
-        core.write_inputs(batch, scalars)?;
-        core.replay(&mut state.graphs.evaluate, admitted)?;
-        Ok(core.evaluation(batch)?)
+        self.admit_all(&[ProgramKind::Evaluate], hyper)?;
+        self.core.write_inputs(batch, scalars)?;
+        self.run_program(ProgramKind::Evaluate, hyper, None)?;
+        Ok(self.core.evaluation(batch)?)
     }
 
     /// The digest of every parameter, in parameter order, by its captured graph.
@@ -312,15 +326,39 @@ impl<B: Backend> Engine<B, Replaying<B>> {
     }
 }
 
-/// Asks backend and guard whether a graph may be launched now.
-fn admit<'g, B: Backend>(
-    core: &Core<B>,
-    (guard, graph): (&'g Guard, &B::Graph),
+/// One step over a whole batch: by its program, or in the passes that the plan splits it into.
+fn whole_step<B: Backend, E: RunPrograms<B>>(
+    engine: &mut E,
+    (batch, hyper): (&Batch, &Hyper),
+    observer: Option<&mut dyn Observe<B>>,
+) -> Result<StepReport, StepError> {
+    if engine.core().plan.config.is_split() {
+        let parts = Parts::of(engine, batch, hyper)?;
+        return parts.step(engine, hyper, observer);
+    }
+    let core = engine.core();
+    let scalars = core.validate(batch, hyper)?;
+    check_closed(core.window.as_ref())?;
+    engine.admit_all(&[ProgramKind::Step], hyper)?;
+    engine.core().write_inputs(batch, scalars)?;
+    engine.core().clear_loss()?;
+    engine.run_program(ProgramKind::Step, hyper, observer)?;
+    let report = engine.core().commit(batch.active_targets(), hyper)?;
+    engine.count_step();
+    Ok(report)
+}
+
+/// One pass over a batch; the whole step where the plan does not split it.
+fn one_pass<B: Backend, E: RunPrograms<B>>(
+    engine: &mut E,
+    batch: &Batch,
     hyper: &Hyper,
-) -> Result<Admitted<'g>, GuardError> {
-    core.backend.check_graph(&core.arena, graph)?;
-    let arena = core.backend.arena_id(&core.arena);
-    guard.admit(arena, &core.plan.layout, core.manifest.hash(), hyper)
+) -> Result<Option<StepReport>, StepError> {
+    if !engine.core().plan.config.is_split() {
+        return whole_step(engine, (batch, hyper), None).map(Some);
+    }
+    let parts = Parts::of(engine, batch, hyper)?;
+    parts.pass(engine, hyper, None)
 }
 
 fn first_difference(expected: &[OpCall], found: &[OpCall]) -> Option<(usize, String, String)> {
@@ -378,17 +416,22 @@ mod tests {
         engine
     }
 
+    fn runs(engine: &mut Engine<CpuBackend, Warmup>) -> &mut [Vec<OpCall>; 2] {
+        let runs = engine.state.issued.get_mut(&ProgramKind::Step);
+        runs.expect("the step ran")
+    }
+
     #[test]
     fn two_steps_that_call_differently_are_not_recorded() {
         let mut engine = warm();
-        engine.state.issued[1][4].op = Op::TreeAdd(TreeAdd { elements: 1 });
+        runs(&mut engine)[1][4].op = Op::TreeAdd(TreeAdd { elements: 1 });
         let refused = engine.record().err().expect("unstable");
         let CaptureError::Unstable { call: 4, found, .. } = refused.reason else {
             panic!("expected an unstable record, found {}", refused.reason);
         };
         assert_eq!(found, "tree_add{elements=1}");
         let mut engine = refused.engine;
-        engine.state.issued[1].truncate(4);
+        runs(&mut engine)[1].truncate(4);
         let refused = engine.record().err().expect("unstable");
         assert!(refused.reason.to_string().contains("the end after 4 calls"));
     }
@@ -396,7 +439,7 @@ mod tests {
     #[test]
     fn steps_that_leave_the_plan_are_not_recorded() {
         let mut engine = warm();
-        for issued in &mut engine.state.issued {
+        for issued in runs(&mut engine) {
             issued.swap(0, 1);
         }
         let refused = engine.record().err().expect("not the plan");

@@ -7,7 +7,8 @@ use super::guard::Admitted;
 use super::hyper::Hyper;
 use super::inputs::InputImage;
 use super::snapshot::Snapshot;
-use crate::backend::Backend;
+use super::window::Window;
+use crate::backend::{Backend, Execution};
 use crate::data::Batch;
 use crate::error::{DeviceError, GuardError, StepError};
 use crate::layout::{PlacedCall, Region};
@@ -62,6 +63,15 @@ pub struct Progress {
     pub applied: u64,
 }
 
+/// What the forward half has left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Half {
+    /// Nothing: backward has nothing to start from.
+    None,
+    /// Activations, and an output that waits for its gradient.
+    Forward,
+}
+
 /// Looks at the arena after each eager call.
 pub trait Observe<B: Backend> {
     /// Called after call `index` of a program has run.
@@ -83,18 +93,24 @@ pub struct Core<B: Backend> {
     pub(super) manifest: Manifest,
     pub(super) arena: B::Arena,
     inputs: InputImage,
-    pub(super) step_calls: Vec<PlacedCall>,
-    pub(super) evaluate_calls: Vec<PlacedCall>,
+    /// The placed calls of every program.
+    pub(super) programs: Vec<(ProgramKind, Vec<PlacedCall>)>,
     pub(super) progress: Progress,
+    /// The accumulated passes that no update has taken in yet.
+    pub(super) window: Option<Window>,
+    /// Whether forward has left something that backward can start from.
+    pub(super) half: Half,
     /// The first fault of the device; nothing runs after it.
     pub(super) poison: Option<String>,
 }
 
 impl<B: Backend> Core<B> {
     pub(super) fn new(backend: B, plan: Arc<Plan>) -> Result<Self, DeviceError> {
-        let step_calls = plan.layout.place(plan.calls(ProgramKind::Step));
-        let evaluate_calls = plan.layout.place(plan.calls(ProgramKind::Evaluate));
-        let all = [step_calls.as_slice(), evaluate_calls.as_slice()].concat();
+        let programs = plan.programs().iter();
+        let programs: Vec<_> = programs
+            .map(|(kind, calls)| (kind, plan.layout.place(calls)))
+            .collect();
+        let all: Vec<PlacedCall> = programs.iter().flat_map(|(_, c)| c.clone()).collect();
         let mut arena = backend.allocate(&plan.layout, &all)?;
         for (slot, values) in &plan.derived {
             let region = plan.layout.region(*slot);
@@ -107,14 +123,21 @@ impl<B: Backend> Core<B> {
         Ok(Core {
             manifest: plan.manifest(),
             inputs: InputImage::of(&plan.layout, input_slots(&plan)),
-            step_calls,
-            evaluate_calls,
+            programs,
             progress: Progress::default(),
+            window: None,
+            half: Half::None,
             poison: None,
             backend,
             plan,
             arena,
         })
+    }
+
+    /// The placed calls of a program; none where the plan has no such program.
+    pub(super) fn calls(&self, kind: ProgramKind) -> &[PlacedCall] {
+        let found = self.programs.iter().find(|(k, _)| *k == kind);
+        found.map_or(&[], |(_, calls)| calls)
     }
 
     /// Refuses everything after a fault.
@@ -139,14 +162,36 @@ impl<B: Backend> Core<B> {
 
     /// Checks batch and hyperparameters and gives the scalars of the next step; changes nothing.
     pub(super) fn validate(&self, batch: &Batch, hyper: &Hyper) -> Result<StepScalars, StepError> {
-        self.healthy()?;
         let inputs = &self.plan.inputs;
-        batch.validate(inputs.batch, inputs.seq_len, self.plan.vocab_size)?;
+        self.validate_of(inputs.batch, batch, hyper)
+    }
+
+    /// What the first pass over a batch computes; a batch of another size as it is, to be refused.
+    pub(super) fn first_pass(&self, batch: &Batch) -> Result<Batch, StepError> {
+        let (whole, pass) = (self.plan.config.batch, self.plan.inputs.batch);
+        if whole == pass || batch.batch != whole {
+            return Ok(batch.clone());
+        }
+        let seq_len = self.plan.inputs.seq_len;
+        batch.validate(whole, seq_len, self.plan.vocab_size)?;
+        Ok(batch.sequences(0..pass))
+    }
+
+    /// As [`Core::validate`], for a batch of so many sequences.
+    pub(super) fn validate_of(
+        &self,
+        sequences: usize,
+        batch: &Batch,
+        hyper: &Hyper,
+    ) -> Result<StepScalars, StepError> {
+        self.healthy()?;
+        let seq_len = self.plan.inputs.seq_len;
+        batch.validate(sequences, seq_len, self.plan.vocab_size)?;
         self.check_baked(hyper)?;
         hyper.scalars(self.progress.applied + 1, batch.normaliser())
     }
 
-    fn check_baked(&self, hyper: &Hyper) -> Result<(), GuardError> {
+    pub(super) fn check_baked(&self, hyper: &Hyper) -> Result<(), GuardError> {
         let config = &self.plan.config;
         let baked = [
             ("beta1", config.beta1, hyper.beta1),
@@ -180,16 +225,62 @@ impl<B: Backend> Core<B> {
         self.guarded(written)
     }
 
+    /// Writes the scalars of a step alone, where its batch stands in the arena already.
+    pub(super) fn write_scalars(&mut self, scalars: StepScalars) -> Result<(), DeviceError> {
+        self.write_bytes(self.plan.inputs.scalars, bytemuck::bytes_of(&scalars))
+    }
+
+    /// Writes the bytes of a slot.
+    pub(super) fn write_bytes(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), DeviceError> {
+        let region = self.plan.layout.region(slot);
+        let written = self.backend.write(&mut self.arena, region, bytes);
+        self.guarded(written)
+    }
+
+    /// Sets the loss of a backbone alone to zero: its step leaves none, but an update of its halves does.
+    pub(super) fn clear_loss(&mut self) -> Result<(), DeviceError> {
+        match self.plan.backbone {
+            None => Ok(()),
+            Some(_) => self.write_bytes(self.plan.outputs.loss, &0.0f32.to_le_bytes()),
+        }
+    }
+
+    /// The loss scale as the last update has left it; `None` where gradients carry none.
+    pub(super) fn read_loss_scale(&mut self) -> Result<Option<LossScale>, DeviceError> {
+        let Some(slot) = self.plan.inputs.loss_scale else {
+            return Ok(None);
+        };
+        let mut state = LossScale::INITIAL;
+        let region = self.plan.layout.region(slot);
+        let bytes = bytemuck::bytes_of_mut(&mut state);
+        let read = self.backend.read(&self.arena, region, bytes);
+        self.guarded(read)?;
+        Ok(Some(state))
+    }
+
+    /// How each call of a step is executed here: of its program, or of a pass and the update.
+    pub(super) fn executions(&self) -> Vec<Execution> {
+        let step = match self.plan.config.is_split() {
+            true => [
+                self.calls(ProgramKind::Accumulate),
+                self.calls(ProgramKind::Apply),
+            ]
+            .concat(),
+            false => self.calls(ProgramKind::Step).to_vec(),
+        };
+        self.backend.executions(&step)
+    }
+
     /// Runs a program call by call; returns the calls it issued.
     pub(super) fn eager(
         &mut self,
         kind: ProgramKind,
         mut observer: Option<&mut dyn Observe<B>>,
     ) -> Result<Vec<OpCall>, DeviceError> {
-        let calls = match kind {
-            ProgramKind::Step => &self.step_calls,
-            ProgramKind::Evaluate => &self.evaluate_calls,
-        };
+        // Any program may write where forward has left its activations.
+        self.half = Half::None;
+        let found = self.programs.iter().find(|(k, _)| *k == kind);
+        let calls: &[PlacedCall] = found.map_or(&[], |(_, calls)| calls);
         let mut issued = Vec::with_capacity(calls.len());
         let mut fault = Ok(());
         for (index, call) in calls.iter().enumerate() {
@@ -212,6 +303,7 @@ impl<B: Backend> Core<B> {
         graph: &mut B::Graph,
         _admitted: Admitted<'_>,
     ) -> Result<(), DeviceError> {
+        self.half = Half::None;
         let launched = self.backend.launch_graph(&mut self.arena, graph);
         self.guarded(launched)
     }
@@ -230,7 +322,7 @@ impl<B: Backend> Core<B> {
     /// Moves the counters of a step that has run and says what it did.
     pub(super) fn commit(
         &mut self,
-        batch: &Batch,
+        scored: usize,
         hyper: &Hyper,
     ) -> Result<StepReport, DeviceError> {
         let words = self.report()?;
@@ -241,8 +333,9 @@ impl<B: Backend> Core<B> {
             clip_coefficient: f32::from_bits(words.clip_coefficient),
             dropped: Dropped::from_bits_retain(words.dropped),
             lr: hyper.lr,
-            scored: batch.active_targets(),
+            scored,
         };
+        self.window = None;
         self.progress.taken += 1;
         self.progress.applied += u64::from(words.applied);
         Ok(report)
@@ -252,7 +345,7 @@ impl<B: Backend> Core<B> {
     pub(super) fn evaluation(&mut self, batch: &Batch) -> Result<Evaluation, DeviceError> {
         let outputs = self.plan.outputs;
         let mut loss = [0.0f32];
-        let mut hits = vec![0u32; self.plan.tokens()];
+        let mut hits = vec![0u32; self.plan.inputs.rows()];
         let loss_region = self.plan.layout.region(outputs.loss);
         let hit_region = self.plan.layout.region(outputs.row_hit);
         let read = self
@@ -277,7 +370,8 @@ impl<B: Backend> Core<B> {
     /// Copies everything that survives a step.
     pub(super) fn snapshot(&mut self) -> Result<Snapshot, DeviceError> {
         let layout = &self.plan.layout;
-        let taken = Snapshot::take(&self.backend, &self.arena, layout, self.progress);
+        let counters = (self.progress, self.window.clone());
+        let taken = Snapshot::take(&self.backend, &self.arena, layout, counters);
         self.guarded(taken)
     }
 

@@ -48,7 +48,7 @@ use crate::plan::Plan;
 pub struct Trainer<B: Backend> {
     /// `None` only while a transition takes the session and gives it back.
     session: Option<Session<B>>,
-    hyper: Hyper,
+    pub(super) hyper: Hyper,
     warmup_steps: u32,
 }
 
@@ -106,6 +106,21 @@ impl<B: Backend> Trainer<B> {
         }
         let hyper = self.hyper;
         self.session_mut().step_observed(batch, &hyper, observer)
+    }
+
+    /// The next pass over a batch that the plan splits; the report of the step when it was the last. A checkpoint
+    /// can be taken between passes. Where the plan does not split a batch this is the step.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`]; [`StepError::OtherBatch`] for another batch than the one whose passes wait for their
+    /// update.
+    pub fn pass(&mut self, batch: &Batch) -> Result<Option<StepReport>, StepError> {
+        let hyper = self.hyper;
+        if self.warmed_up() {
+            self.session_mut().check(batch, &hyper)?;
+            self.advance_to_replay(batch)?;
+        }
+        self.session_mut().pass(batch, &hyper)
     }
 
     /// Takes the next transition towards replay (record, capture, proof) when warm-up is over, and gives
@@ -188,7 +203,7 @@ impl<B: Backend> Trainer<B> {
         self.session = self.session.take().map(Session::thaw);
     }
 
-    fn warmed_up(&self) -> bool {
+    pub(super) fn warmed_up(&self) -> bool {
         match self.session() {
             Session::Warmup(engine) => engine.warmup_steps() >= self.warmup_steps,
             Session::Recorded(_) | Session::Captured(_) => true,
@@ -196,7 +211,7 @@ impl<B: Backend> Trainer<B> {
         }
     }
 
-    fn advance_to_replay(&mut self, batch: &Batch) -> Result<(), CaptureError> {
+    pub(super) fn advance_to_replay(&mut self, batch: &Batch) -> Result<(), CaptureError> {
         let hyper = self.hyper;
         while !matches!(self.session(), Session::Replaying(_)) {
             let Some(session) = self.session.take() else {

@@ -68,6 +68,13 @@ pub enum PlanError {
     /// Two parameters share a name.
     #[error("parameter {parameter} is registered twice")]
     DuplicateParameter { parameter: String },
+    /// A form of the step that the model or the batch does not allow.
+    #[error("{form}: expected {expected}, found {found}")]
+    Form {
+        form: &'static str,
+        expected: &'static str,
+        found: String,
+    },
     /// A size is outside what an op supports.
     #[error("{what}: expected {expected}, found {found}")]
     Size {

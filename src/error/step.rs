@@ -40,6 +40,44 @@ pub enum StepError {
         expected: usize,
         found: usize,
     },
+    /// A step as one program while passes wait for their update.
+    #[error(
+        "an accumulation window is open with {passes} passes: expected the pass that updates, found a step of its own"
+    )]
+    WindowOpen { passes: u64 },
+    /// A pass over another batch than the one whose passes wait for their update.
+    #[error(
+        "an accumulation window is open with {passes} passes over batch {expected}, found batch {found}"
+    )]
+    OtherBatch {
+        passes: u64,
+        expected: String,
+        found: String,
+    },
+    /// A pass whose losses would be divided by another number than those before it in its window.
+    #[error("the open accumulation window has the loss normaliser {expected}, found {found}")]
+    OtherNormaliser { expected: f64, found: f64 },
+    /// More passes than the plan has partial sums for.
+    #[error("the accumulation window is full: the plan combines at most {most} passes")]
+    WindowFull { most: u64 },
+    /// The plan has no such program.
+    #[error("the plan has no program `{program}`: a plan in halves has forward and backward")]
+    NoProgram { program: String },
+    /// Backward has nothing to start from.
+    #[error(
+        "backward needs the activations of a forward half; none stand there, or another program has run since"
+    )]
+    NoForward,
+    /// A pass that is only accumulated makes no update, so nothing is clipped or skipped.
+    #[error(
+        "{option} belongs to the update: expected none with an accumulated pass, found {found}"
+    )]
+    AccumulateOnly { option: &'static str, found: f64 },
+    /// A pass that is only accumulated would hand on no state.
+    #[error(
+        "the model hands states from step to step: expected passes that are updates, found an accumulated one"
+    )]
+    CarriedPass,
     /// The model hands no state from step to step.
     #[error("the model carries no recurrent state from step to step")]
     NoState,

@@ -49,9 +49,10 @@ pub fn record<B: Backend>(
         return Err(GoldenError::TraceTooLong { expected, found }.into());
     }
     let session = run.trainer.session();
-    let manifest = session.manifest().hash().to_hex().to_string();
     let plan = session.plan().clone();
-    let mut golden = GoldenFile::empty(plan.config.math.domain(), run.recipe.hash()?, manifest);
+    let manifest = plan.definition().to_hex().to_string();
+    let recipe = run.recipe.defining().hash()?;
+    let mut golden = GoldenFile::empty(plan.config.math.domain(), recipe, manifest);
     let mut departure = None;
     let keep = against.is_some() && plan.layout.persistent_bytes() <= LARGEST_SNAPSHOT;
     for step in 0..settings.steps {
@@ -68,7 +69,8 @@ pub fn record<B: Backend>(
             step,
             lines: Vec::new(),
         };
-        let traced = step < settings.trace_steps;
+        // A step in another form has other calls; its bits show in losses, norms, roots and tensors.
+        let traced = step < settings.trace_steps && plan.config.form.is_defining();
         let report = run.step(traced.then_some(&mut trace as &mut dyn Observe<B>))?;
         golden.ops.append(&mut trace.lines);
         let root = run.trainer.session_mut().root()?;

@@ -103,6 +103,7 @@ fn state(step: u64) -> CheckpointState {
             sequences_per_epoch: Some(9),
             next_batch: None,
         },
+        window: None,
         loss_scale: None,
         manifest: "m".to_owned(),
         recipe_hash: "h".to_owned(),

@@ -9,6 +9,7 @@ pub mod nf4_folder;
 pub mod peft;
 pub mod recipe;
 mod recipe_check;
+mod recipe_form;
 mod recipe_keys;
 pub mod tensors;
 mod tensors_header;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::recipe_check;
+pub use super::recipe_form::{MemorySection, defining_text};
 use crate::data::WindowOrder;
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
@@ -42,6 +43,9 @@ pub struct Recipe {
     pub schedule: ScheduleSection,
     /// The numeric domain.
     pub precision: PrecisionSection,
+    /// What a step keeps in memory. Left out of the canonical text while it says nothing.
+    #[serde(default, skip_serializing_if = "MemorySection::is_absent")]
+    pub memory: MemorySection,
     /// What a run saves.
     pub checkpoint: CheckpointSection,
     /// What the golden of this recipe covers.
@@ -182,6 +186,10 @@ pub struct DataSection {
     pub token_dtype: Option<TokenDtype>,
     /// Sequences in one optimizer step.
     pub batch: usize,
+    /// Sequences that are computed at once; a divisor of `batch` in whole grains, and all of them when absent.
+    /// Decides memory and no bit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch: Option<usize>,
     /// Tokens in one sequence.
     pub seq_len: usize,
     /// Sequences of one grain: sums over tokens are combined by a tree over grains. Divides `batch`.

@@ -3,6 +3,7 @@
 use toml::{Table, Value};
 
 use super::recipe::{DataSource, ModelSection, Origin, Recipe};
+use super::recipe_form::check_micro_batch;
 use super::recipe_keys::{
     Absent, KEYS, KeySpec, PROJECTIONS, SECTIONS, family_has, nearest, takes_number,
 };
@@ -423,6 +424,7 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
         let expected = Expected::DivisorOf { key, value };
         return fault("data.grain", expected, data.grain as u64);
     }
+    check_micro_batch(recipe, file)?;
     if recipe.golden.trace_steps > recipe.golden.steps {
         let (key, value) = ("golden.steps", recipe.golden.steps);
         let expected = Expected::AtMost { key, value };

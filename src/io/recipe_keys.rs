@@ -43,13 +43,14 @@ impl KeySpec {
 }
 
 /// The sections, in the order the canonical text has them.
-pub(super) const SECTIONS: [&str; 9] = [
+pub(super) const SECTIONS: [&str; 10] = [
     "model",
     "lora",
     "data",
     "optimizer",
     "schedule",
     "precision",
+    "memory",
     "checkpoint",
     "golden",
     "digest",
@@ -90,7 +91,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 58] = {
+pub(super) const KEYS: [KeySpec; 60] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -137,6 +138,7 @@ pub(super) const KEYS: [KeySpec; 58] = {
         key("data.tokenizer", Expected::Text, Text("bytes")),
         key("data.token_dtype", Expected::OneOf(&["u16", "u32"]), Stays),
         key("data.batch", SIZE, Required),
+        key("data.micro_batch", SIZE, Stays),
         key("data.seq_len", SIZE, Required),
         key("data.grain", SIZE, Derived),
         key("data.piece_tokens", SIZE, Stays),
@@ -178,6 +180,7 @@ pub(super) const KEYS: [KeySpec; 58] = {
             },
             Stays,
         ),
+        key("memory.recompute", SIZE, Stays),
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
         key("checkpoint.every", at_least(1), Stays),
         key("checkpoint.keep_last", at_least(1), Stays),

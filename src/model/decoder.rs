@@ -316,6 +316,7 @@ impl Model for Decoder {
             delta: None,
         };
         for layer in 0..c.n_layers {
+            program.mark_layer();
             let norm = params.get(&format!("model.layers.{layer}.input_layernorm.weight"))?;
             let name = format!("layers.{layer}.attention_norm");
             let h = self.norm(program, &mut stream, norm, &name, rows);
@@ -325,6 +326,7 @@ impl Model for Decoder {
             let h = self.norm(program, &mut stream, params.get(&norm)?, &name, rows);
             stream.delta = Some(self.mlp(program, params, rows, (layer, h))?);
         }
+        program.mark_layer();
         let hidden = self.norm(
             program,
             &mut stream,

@@ -142,6 +142,7 @@ impl Mamba {
         };
         let rows = inputs.rows();
         for index in 0..self.config.n_layers {
+            program.mark_layer();
             let weight = params.get(&format!("backbone.layers.{index}.norm.weight"))?;
             let name = format!("layers.{index}.norm");
             let h = self.norm(program, &mut stream, (weight, &name, rows));
@@ -154,6 +155,7 @@ impl Mamba {
             };
             stream.delta = Some(layer.mixer(program, h)?);
         }
+        program.mark_layer();
         let weight = params.get(FINAL_NORM)?;
         Ok(self.norm(program, &mut stream, (weight, "final_norm", rows)))
     }

@@ -10,6 +10,7 @@ pub mod bias;
 pub mod carry_state;
 pub mod clip;
 pub mod conv1d;
+pub mod copy;
 pub mod cross_entropy;
 pub mod embed;
 pub mod lora;
@@ -227,6 +228,8 @@ ops! {
     CrossEntropy(cross_entropy::CrossEntropy),
     LossSum(cross_entropy::LossSum),
     TreeAdd(tree_add::TreeAdd),
+    Copy(copy::Copy),
+    FillNeutral(copy::FillNeutral),
     GradSquares(clip::GradSquares),
     Clip(clip::Clip),
     AdamW(adamw::AdamW),

@@ -48,9 +48,10 @@ pub(super) fn backward(
     (features, output): (Features, Slot),
     (arenas, config): (ParamArenas, &PlanConfig),
 ) -> Result<(Vec<Slot>, BackboneOutputs), PlanError> {
+    let stretches = program.stretches(config.form.recompute_layers);
     let mut grads = GradBuilder::new(program, config.cut(), (arenas.param, arenas.grad));
     grads.share(output, features.output_grad, "backbone")?;
-    grads.backward(body)?;
+    grads.backward_recomputed(body, &stretches)?;
     let input_grad = grads.incoming(features.input, "backbone")?;
     let reached = grads.reached().collect();
     // What the caller reads after a program has to outlive it.

@@ -1,5 +1,7 @@
 //! The head in row chunks: product, cross-entropy and their backward, one chunk of logits at a time.
 
+use std::ops::Range;
+
 use super::{ParamArenas, PlanConfig, StepInputs, StepOutputs, TokenCut};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
@@ -10,6 +12,7 @@ use crate::op::matmul::Matmul;
 use crate::op::tree_add::TreeAdd;
 use crate::op::{OpCall, Slot, Store};
 use crate::program::ProgramBuilder;
+use crate::shape::Role;
 
 /// One row chunk.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +38,42 @@ pub struct HeadPlan {
     cut: TokenCut,
     rows: usize,
     chunks: Vec<Chunk>,
+    /// All chunks' logits in one tensor.
+    buffer: Slot,
+    /// The calls of the body that backward computes again.
+    stretches: Vec<Range<usize>>,
+}
+
+/// How many logits exist at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitsKept {
+    /// Those of one chunk.
+    Chunk,
+    /// Those of every row, for the caller to compute a loss from.
+    All,
+}
+
+/// Where the loss of a program goes.
+#[derive(Clone, Copy, Debug)]
+pub struct LossPlace {
+    /// By whose normaliser the sum of losses is divided.
+    pub scalars: Slot,
+    pub loss: Slot,
+}
+
+/// What a derivation came to.
+pub struct Reached {
+    /// The parameters that got a gradient.
+    pub parameters: Vec<Slot>,
+    /// Second contributions that are kept apart.
+    pub seconds: Vec<(Slot, Slot)>,
+}
+
+/// Whether a parameter's second contribution is added at once or kept for a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seconds {
+    Added,
+    Apart,
 }
 
 impl HeadPlan {
@@ -43,14 +82,21 @@ impl HeadPlan {
         program: &mut ProgramBuilder,
         head: Head,
         (inputs, outputs): (&StepInputs, StepOutputs),
-        config: &PlanConfig,
+        (config, kept): (&PlanConfig, LogitsKept),
     ) -> Result<Self, PlanError> {
         let total = inputs.rows();
         let cut = config.cut();
         let grain = cut.grain.min(total);
         let most = (config.chunk_logits / head.vocab_size.max(1)).max(1);
         let rows = chunk_rows(&head, (most, cut.piece), grain).min(total);
-        let buffer = program.narrow_activation("logits", [rows, head.vocab_size]);
+        let kept_rows = match kept {
+            LogitsKept::Chunk => rows,
+            LogitsKept::All => total,
+        };
+        let buffer = program.narrow_activation("logits", [kept_rows, head.vocab_size]);
+        if kept == LogitsKept::All {
+            program.slots.set_role(buffer, Role::Report);
+        }
         let span = grain.max(rows);
         let mut chunks = Vec::new();
         for (index, first) in (0..total).step_by(span).enumerate() {
@@ -67,7 +113,10 @@ impl HeadPlan {
                     weights: view(inputs.weights)?,
                     row_loss: view(outputs.row_loss)?,
                     row_hit: view(outputs.row_hit)?,
-                    logits: rows_of(program, buffer, rows, (0, count))?,
+                    logits: match kept {
+                        LogitsKept::Chunk => rows_of(program, buffer, rows, (0, count))?,
+                        LogitsKept::All => rows_of(program, buffer, total, (start, count))?,
+                    },
                 });
             }
         }
@@ -79,6 +128,8 @@ impl HeadPlan {
             cut,
             rows: total,
             chunks,
+            buffer,
+            stretches: program.stretches(config.form.recompute_layers),
         })
     }
 
@@ -87,32 +138,105 @@ impl HeadPlan {
         self.chunks.iter().map(|c| (c.logits, c.start)).collect()
     }
 
-    /// Appends forward and loss alone.
-    pub fn evaluate(&self, program: &mut ProgramBuilder) {
-        for chunk in &self.chunks {
-            self.forward(program, chunk, LogitsAfter::Kept);
-        }
-        self.loss(program);
+    /// The logits of all rows, where they are kept.
+    pub fn buffer(&self) -> Slot {
+        self.buffer
     }
 
-    /// Appends the head with its backward, the backward of `body`, and the loss. Returns the
-    /// parameters that got a gradient.
+    /// The place of the loss of a whole batch.
+    pub fn whole_loss(&self) -> LossPlace {
+        LossPlace {
+            scalars: self.scalars,
+            loss: self.outputs.loss,
+        }
+    }
+
+    /// Appends forward and loss alone.
+    pub fn evaluate(&self, program: &mut ProgramBuilder, loss: LossPlace) {
+        for chunk in &self.chunks {
+            self.product(program, chunk);
+            self.cross_entropy(program, chunk, LogitsAfter::Kept);
+        }
+        self.loss(program, loss);
+    }
+
+    /// Appends the head with its backward, the backward of `body`, and the loss.
     pub fn step(
         &self,
         program: &mut ProgramBuilder,
         body: &[OpCall],
-        arenas: ParamArenas,
-    ) -> Result<Vec<Slot>, PlanError> {
+        (arenas, seconds, loss): (ParamArenas, Seconds, LossPlace),
+    ) -> Result<Reached, PlanError> {
         let mut grads = GradBuilder::new(program, self.cut, (arenas.param, arenas.grad));
+        if seconds == Seconds::Apart {
+            grads.keep_apart();
+        }
+        self.derive(&mut grads, |grads, chunk| {
+            Ok(grads.forward(|program| {
+                self.product(program, chunk);
+                self.cross_entropy(program, chunk, LogitsAfter::Gradient);
+            }))
+        })?;
+        grads.backward_recomputed(body, &self.stretches)?;
+        let reached = Reached {
+            parameters: grads.reached().collect(),
+            seconds: grads.seconds(),
+        };
+        self.loss(program, loss);
+        Ok(reached)
+    }
+
+    /// Appends the products of all chunks: the end of the forward half.
+    pub fn products(&self, program: &mut ProgramBuilder) {
+        self.chunks.iter().for_each(|c| self.product(program, c));
+    }
+
+    /// Appends the cross-entropy of the kept logits, which become its gradient, and the loss.
+    pub fn score(&self, program: &mut ProgramBuilder, loss: LossPlace) {
+        for chunk in &self.chunks {
+            self.cross_entropy(program, chunk, LogitsAfter::Gradient);
+        }
+        self.loss(program, loss);
+    }
+
+    /// Appends the backward half, from the gradient that stands in the place of the kept logits. `forward` has the
+    /// calls of the forward half, `body` those before its products.
+    pub fn backward_half(
+        &self,
+        program: &mut ProgramBuilder,
+        (forward, body): (&[OpCall], &[OpCall]),
+        arenas: ParamArenas,
+    ) -> Result<Reached, PlanError> {
+        let places = (self.cut, (arenas.param, arenas.grad));
+        let mut grads = GradBuilder::over(program, forward, places);
+        grads.keep_apart();
+        let mut products = forward[body.len()..].iter();
+        self.derive(&mut grads, |grads, chunk| {
+            grads.share(chunk.logits, chunk.logits, "forward")?;
+            let product = products.find(|call| call.writes.contains(&chunk.logits));
+            Ok(product.cloned().into_iter().collect())
+        })?;
+        grads.backward_recomputed(body, &self.stretches)?;
+        Ok(Reached {
+            parameters: grads.reached().collect(),
+            seconds: grads.seconds(),
+        })
+    }
+
+    /// The backward of every chunk; `calls_of` gives the chunk's forward calls.
+    fn derive(
+        &self,
+        grads: &mut GradBuilder,
+        mut calls_of: impl FnMut(&mut GradBuilder, &Chunk) -> Result<Vec<OpCall>, PlanError>,
+    ) -> Result<(), PlanError> {
         let mut levels = match grads.is_trainable(self.head.weight) {
-            true => Some(Levels::over(self.head, &mut grads)?),
+            true => Some(Levels::over(self.head, grads)?),
             false => None,
         };
         let mut grains: TreeFold<usize> = TreeFold::new();
         let mut pieces: TreeFold<usize> = TreeFold::new();
         for (index, chunk) in self.chunks.iter().enumerate() {
-            let calls =
-                grads.forward(|program| self.forward(program, chunk, LogitsAfter::Gradient));
+            let calls = calls_of(grads, chunk)?;
             let Some(levels) = &mut levels else {
                 grads.backward(&calls)?;
                 grads.forget(chunk.logits);
@@ -129,31 +253,28 @@ impl HeadPlan {
             // The product adds a right side to its left side, where it then stands too.
             let (level, store) = match left {
                 Some(&left) => (left, Store::Add),
-                None => (levels.take(&mut grads), Store::Assign),
+                None => (levels.take(grads), Store::Assign),
             };
             grads.redirect(self.head.weight, Some((levels.slots[level], store)));
             grads.backward(&calls)?;
             grads.forget(chunk.logits);
             grads.redirect(self.head.weight, None);
-            pieces.push(level, |a, b| levels.merge(&mut grads, a, b));
+            pieces.push(level, |a, b| levels.merge(grads, a, b));
             if last {
                 let done = std::mem::take(&mut pieces);
-                if let Some(level) = done.finish(|a, b| levels.merge(&mut grads, a, b)) {
-                    grains.push(level, |a, b| levels.merge(&mut grads, a, b));
+                if let Some(level) = done.finish(|a, b| levels.merge(grads, a, b)) {
+                    grains.push(level, |a, b| levels.merge(grads, a, b));
                 }
             }
         }
         if let Some(levels) = &mut levels {
-            grains.finish(|a, b| levels.merge(&mut grads, a, b));
+            grains.finish(|a, b| levels.merge(grads, a, b));
             grads.mark_assigned(self.head.weight)?;
         }
-        grads.backward(body)?;
-        let reached = grads.reached().collect();
-        self.loss(program);
-        Ok(reached)
+        Ok(())
     }
 
-    fn forward(&self, program: &mut ProgramBuilder, chunk: &Chunk, after: LogitsAfter) {
+    fn product(&self, program: &mut ProgramBuilder, chunk: &Chunk) {
         let (rows, vocab_size) = (chunk.rows, self.head.vocab_size);
         let product = Matmul {
             rows,
@@ -167,6 +288,10 @@ impl HeadPlan {
             vec![chunk.hidden, self.head.weight],
             vec![chunk.logits],
         );
+    }
+
+    fn cross_entropy(&self, program: &mut ProgramBuilder, chunk: &Chunk, after: LogitsAfter) {
+        let (rows, vocab_size) = (chunk.rows, self.head.vocab_size);
         let mut reads = vec![chunk.targets, chunk.weights, self.scalars];
         let mut writes = vec![chunk.row_loss, chunk.row_hit];
         match after {
@@ -188,12 +313,12 @@ impl HeadPlan {
         );
     }
 
-    fn loss(&self, program: &mut ProgramBuilder) {
+    fn loss(&self, program: &mut ProgramBuilder, place: LossPlace) {
         let op = LossSum {
             sum: self.cut.sum(self.rows, Some(ROW_PIECE)),
         };
-        let reads = vec![self.outputs.row_loss, self.scalars];
-        program.call(op, reads, vec![self.outputs.loss]);
+        let reads = vec![self.outputs.row_loss, place.scalars];
+        program.call(op, reads, vec![place.loss]);
     }
 }
 

@@ -13,20 +13,24 @@ use crate::model::Model;
 use crate::model::params::{Init, Training};
 use crate::num::element::encode;
 use crate::num::tree::TokenSum;
-use crate::op::adamw::AdamW;
-use crate::op::carry_state::CarryState;
-use crate::op::clip::{Clip, GradSquares, LossScaling};
 use crate::op::{OpCall, Slot};
-use crate::program::{ProgramBuilder, SlotTable};
-use crate::shape::{DType, Math, Role, Shape, TensorSpec};
+use crate::program::SlotTable;
+use crate::shape::{Math, Shape};
 
 mod backbone;
+mod build;
+mod form;
 mod head;
 pub mod memory;
+mod optimizer;
 mod place;
+mod programs;
+mod window;
 
 pub use backbone::{BackboneOutputs, Features};
-use head::HeadPlan;
+pub use form::{Passes, StepForm};
+pub use programs::{ProgramKind, Programs};
+pub use window::{WindowLevel, WindowSlots};
 
 /// How sums over tokens are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +82,8 @@ pub struct PlanConfig {
     /// The most logits that exist at once; decides memory, and for gradients whose pieces would be
     /// longer than a chunk the piece.
     pub chunk_logits: usize,
+    /// How the step is carried out; decides no bit.
+    pub form: StepForm,
 }
 
 /// Good steps after which the loss scale of f16 doubles, where a recipe says nothing.
@@ -101,6 +107,7 @@ impl PlanConfig {
             math: Math::F32,
             growth_interval: GROWTH_INTERVAL,
             chunk_logits: CHUNK_LOGITS,
+            form: StepForm::default(),
         }
     }
 }
@@ -249,15 +256,6 @@ pub struct ParamArenas {
     pub shadow: Option<Slot>,
 }
 
-/// The programs over one layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ProgramKind {
-    /// Forward, backward, clip and AdamW.
-    Step,
-    /// Forward and loss; changes nothing that survives.
-    Evaluate,
-}
-
 /// Everything known about a run before it starts.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -279,81 +277,71 @@ pub struct Plan {
     pub layout: Layout,
     /// Parameter arenas and their shadows.
     shadows: Vec<(Slot, Slot)>,
-    step: Vec<OpCall>,
-    evaluate: Vec<OpCall>,
+    programs: Programs,
+    /// What passes are accumulated in; `None` where the plan has one program a step.
+    pub window: Option<WindowSlots>,
+    /// What forward leaves for the caller to compute a loss from; `None` unless the step comes in halves.
+    pub output: Option<HalfOutput>,
+    /// The hash of the manifest in the form that defines the bits.
+    definition: blake3::Hash,
+}
+
+/// What the forward half leaves, in the storage of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HalfOutput {
+    /// `[batch · seq_len, width]`: logits of a model of tokens, features of a backbone.
+    pub output: Slot,
+    /// Where the backward half reads the gradient; with the loss scale where gradients carry one.
+    pub gradient: Slot,
+    /// The gradient of a backbone's features in, f32, that the backward half leaves.
+    pub input_grad: Option<Slot>,
+    pub width: usize,
 }
 
 impl Plan {
     /// Plans the step of `model`.
     ///
     /// # Errors
-    /// Sizes an op does not support; a parameter without a gradient; two parameters of one name.
+    /// Sizes an op does not support; a parameter without a gradient; two parameters of one name; a form that
+    /// model or batch do not allow.
     pub fn build(model: &dyn Model, config: PlanConfig) -> Result<Plan, PlanError> {
-        let mut program = ProgramBuilder::of(config.math);
-        let placed = place::parameters(&mut program, &model.parameters())?;
-        let (inputs, derived) = place::inputs(&mut program, model, &config)?;
-        let outputs = place::outputs(&mut program, inputs.rows());
-        let body_head = model.forward(&mut program, &placed.groups, &inputs)?;
-        let body = std::mem::take(&mut program.calls);
-        let (mut logits, mut backbone) = (Vec::new(), None);
-        let (evaluate, reached) = match inputs.features {
-            Some(features) => {
-                program.calls = body.clone();
-                let (reached, left) = backbone::backward(
-                    &mut program,
-                    &body,
-                    (features, body_head.hidden),
-                    (placed.arenas, &config),
-                )?;
-                backbone = Some(left);
-                (body, reached)
-            }
-            None => {
-                let head = HeadPlan::declare(&mut program, body_head, (&inputs, outputs), &config)?;
-                program.calls = body.clone();
-                head.evaluate(&mut program);
-                let evaluate = std::mem::take(&mut program.calls);
-                program.calls = body.clone();
-                logits = head.logits();
-                (evaluate, head.step(&mut program, &body, placed.arenas)?)
-            }
+        config.check_form()?;
+        let definition = match config.form.is_defining() {
+            true => None,
+            false => Some(Plan::build(model, config.defining())?.definition),
         };
-        optimizer(&mut program, &placed, &config, (&inputs, outputs));
-        let step = std::mem::take(&mut program.calls);
-        check_reached(&program.slots, &placed.params, &reached)?;
-        program.slots.check(&step)?;
-        program.slots.check(&evaluate)?;
-        let layout = Layout::plan(&program.slots, &[&step, &evaluate]);
-        Ok(Plan {
-            shadows: program.shadows(),
-            slots: program.slots,
-            params: placed.params,
-            arenas: placed.arenas,
-            inputs,
-            outputs,
-            derived,
-            logits,
-            backbone,
-            vocab_size: body_head.vocab_size,
-            config,
-            layout,
-            step,
-            evaluate,
-        })
+        build::plan(model, config, definition)
     }
 
-    /// The calls of a program.
+    /// The calls of a program; none where the plan has no such program.
     pub fn calls(&self, kind: ProgramKind) -> &[OpCall] {
-        match kind {
-            ProgramKind::Step => &self.step,
-            ProgramKind::Evaluate => &self.evaluate,
-        }
+        self.programs.calls(kind)
     }
 
-    /// The manifest of the step.
+    /// Every program, in the order in which they are captured.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// The manifest of the plan's programs.
     pub fn manifest(&self) -> Manifest {
         let domain = self.config.math.domain();
-        Manifest::of(&self.slots, &self.layout, &self.step, domain)
+        let step = self.calls(ProgramKind::Step);
+        // An evaluation computes no bit of training.
+        let others = self
+            .programs
+            .iter()
+            .filter(|(kind, _)| !matches!(kind, ProgramKind::Step | ProgramKind::Evaluate));
+        let others: Vec<_> = others
+            .map(|(kind, calls)| (kind.to_string(), calls))
+            .collect();
+        Manifest::of(&self.slots, &self.layout, step, domain).with_programs(&others)
+    }
+
+    /// The hash of the manifest of the step as one program over its whole batch with all activations kept: what
+    /// defines the bits, whatever form the step is carried out in.
+    pub fn definition(&self) -> blake3::Hash {
+        self.definition
     }
 
     /// Where the shadow of a parameter lies and what it holds for these values of the parameter;
@@ -379,7 +367,7 @@ impl Plan {
 
     /// Tokens of one step.
     pub fn tokens(&self) -> usize {
-        self.inputs.rows()
+        self.config.batch * self.config.seq_len
     }
 
     /// Trained and frozen elements, padding apart.
@@ -395,57 +383,14 @@ impl Plan {
     pub fn flops(&self, kind: ProgramKind) -> u64 {
         self.calls(kind).iter().map(|c| c.op.rule().flops()).sum()
     }
-}
 
-/// The norm over the whole gradient arena, the clip decision, and one AdamW call.
-fn optimizer(
-    program: &mut ProgramBuilder,
-    placed: &place::Placed,
-    config: &PlanConfig,
-    (inputs, outputs): (&StepInputs, StepOutputs),
-) {
-    let arenas = placed.arenas;
-    let elements = program.slots.spec(arenas.param).shape.elements();
-    let squares = GradSquares { elements };
-    let partials = squares.partials();
-    let spec = TensorSpec::new("grad_squares", [partials], DType::F64, Role::Scratch);
-    let sums = program.slots.add(spec);
-    program.call(squares, vec![arenas.grad], vec![sums]);
-    let reads = vec![sums, outputs.loss, inputs.scalars];
-    let loss_scaling = inputs.loss_scale.map(|_| LossScaling {
-        growth_interval: config.growth_interval,
-    });
-    let clip = Clip {
-        partials,
-        loss_scaling,
-    };
-    let mut writes = vec![outputs.report];
-    writes.extend(inputs.loss_scale);
-    program.call(clip, reads, writes);
-    let adamw = AdamW {
-        elements,
-        decayed: placed.decayed,
-        beta1: config.beta1 as f32,
-        one_minus_beta1: (1.0 - config.beta1) as f32,
-        beta2: config.beta2 as f32,
-        one_minus_beta2: (1.0 - config.beta2) as f32,
-        eps: config.eps as f32,
-        math: config.math,
-    };
-    let mut writes = vec![arenas.param, arenas.moment1, arenas.moment2];
-    writes.extend(arenas.shadow);
-    program.call(
-        adamw,
-        vec![arenas.grad, inputs.scalars, outputs.report],
-        writes,
-    );
-    if let Some(carried) = &inputs.carried {
-        let elements = program.slots.spec(carried.state).shape.elements();
-        program.call(
-            CarryState { elements },
-            vec![carried.next, outputs.report],
-            vec![carried.state],
-        );
+    /// Floating-point operations of one step, a multiply-add counted as two.
+    pub fn step_flops(&self) -> u64 {
+        let passes = self.config.passes() as u64;
+        match self.config.is_split() {
+            true => passes * self.flops(ProgramKind::Accumulate) + self.flops(ProgramKind::Apply),
+            false => self.flops(ProgramKind::Step),
+        }
     }
 }
 

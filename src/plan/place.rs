@@ -226,12 +226,13 @@ pub fn inputs(
     model: &dyn Model,
     config: &PlanConfig,
 ) -> Result<(StepInputs, DerivedValues), PlanError> {
-    let tokens = Shape::from([config.batch, config.seq_len]);
+    let batch = config.pass_sequences();
+    let tokens = Shape::from([batch, config.seq_len]);
     let mut add = |name: &str, shape: Shape, dtype, role| {
         program.slots.add(TensorSpec::new(name, shape, dtype, role))
     };
     let mut inputs = StepInputs {
-        batch: config.batch,
+        batch,
         seq_len: config.seq_len,
         ids: add("input_ids", tokens.clone(), DType::I32, Role::Input),
         targets: add("targets", tokens.clone(), DType::I32, Role::Input),
@@ -256,7 +257,7 @@ pub fn inputs(
     if let Some(width) = model.features() {
         inputs.features = Some(backbone::declare(program, inputs.rows(), width));
     }
-    inputs.carried = carried(program, model, config.batch)?;
+    inputs.carried = carried(program, model, batch)?;
     Ok((inputs, tensors))
 }
 

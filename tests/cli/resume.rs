@@ -201,3 +201,42 @@ fn assert_goes_on(folder: &tempfile::TempDir, recipe: &str, run: &str, until: u6
     assert_eq!(value(&again.out, "root "), value(&whole.out, "root "));
     assert_eq!(bits(run), bits(&out));
 }
+
+#[test]
+fn a_run_goes_on_in_other_passes_with_the_same_bits() {
+    let (folder, recipe) = workplace();
+    let (whole, parts) = (path(&folder, "whole"), path(&folder, "parts"));
+    let grain = ["--set", "data.grain=1", "--quiet"];
+    let one = bitstep(&[&["train", &recipe, "--out", &whole][..], &grain].concat());
+    assert_eq!(one.code, 0, "{}", one.err);
+    let first = [
+        &[
+            "train",
+            &recipe,
+            "--out",
+            &parts,
+            "--until",
+            "4",
+            "--micro-batch",
+            "1",
+        ][..],
+        &grain,
+    ];
+    let first = bitstep(&first.concat());
+    assert_eq!(first.code, 0, "{}", first.err);
+    let second = bitstep(&[
+        "train",
+        "--resume",
+        &parts,
+        "--quiet",
+        "--micro-batch",
+        "2",
+        "--recompute",
+        "1",
+    ]);
+    assert_eq!(second.code, 0, "{}", second.err);
+    assert_eq!(bits(&parts), bits(&whole));
+    assert_eq!(value(&second.out, "root "), value(&one.out, "root "));
+    let refused = bitstep(&["train", &recipe, "--micro-batch", "3"]);
+    assert_refused(&refused, 2, "data.micro_batch");
+}

@@ -417,6 +417,38 @@ fn inspect_shows_a_recipe_and_its_model_folder() {
 }
 
 #[test]
+fn inspect_shows_what_a_form_saves_and_costs() {
+    let (_folder, recipe) = workplace();
+    let grain = ["--set", "data.grain=1"];
+    let form = ["--set", "data.micro_batch=1", "--set", "memory.recompute=1"];
+    let shown = bitstep(&[&["inspect", &recipe][..], &grain, &form].concat());
+    let plain = bitstep(&[&["inspect", &recipe][..], &grain].concat());
+    let said = value(&shown.out, "form ");
+    assert_eq!(
+        said,
+        "passes of 1 sequences, recomputation of 1 layers at a time"
+    );
+    assert!(
+        value(&shown.out, "programs ").contains("passes of"),
+        "{}",
+        shown.out
+    );
+    let time: f64 = value(&shown.out, "time ")
+        .split(' ')
+        .next()
+        .unwrap_or_default()
+        .parse()
+        .expect("a number");
+    assert!(time > 1.0 && time < 1.5, "{time}");
+    let memory = value(&shown.out, "memory ");
+    assert!(
+        memory.contains(" within a step, ") && memory.contains(" instead of "),
+        "{memory}"
+    );
+    assert!(!plain.out.contains("\nform "), "{}", plain.out);
+}
+
+#[test]
 fn the_text_of_a_run() {
     let (_folder, recipe) = workplace();
     let cpu = ["--device", "cpu", "--threads", "1", "--simd", "scalar"];

@@ -27,8 +27,14 @@ pub struct Plans {
     pub graph_flips: Rc<Cell<Option<usize>>>,
     /// Capture fails.
     pub capture_fails: Rc<Cell<bool>>,
+    /// The captures that succeed before one fails; `None` for all.
+    pub captures_left: Rc<Cell<Option<u32>>>,
     /// Graph launches do nothing.
     pub graph_idles: Rc<Cell<bool>>,
+    /// This launch of a graph, counted from 0, does nothing.
+    pub idle_launch: Rc<Cell<Option<u32>>>,
+    /// Graph launches so far.
+    pub graph_launches: Rc<Cell<u32>>,
     /// Bytes written by the host.
     pub written: Rc<Cell<usize>>,
     /// A captured digest gives that of other bytes.
@@ -101,7 +107,11 @@ impl Backend for Faulty {
         calls: &[PlacedCall],
     ) -> Result<CpuGraph, CaptureError> {
         self.plans.log.borrow_mut().push("capture");
-        match self.plans.capture_fails.get() {
+        let left = self.plans.captures_left.get();
+        self.plans
+            .captures_left
+            .set(left.map(|n| n.saturating_sub(1)));
+        match self.plans.capture_fails.get() || left == Some(0) {
             true => Err(CaptureError::MemoryNodes { found: 2 }),
             false => self.cpu.capture(arena, calls),
         }
@@ -122,7 +132,9 @@ impl Backend for Faulty {
         if self.plans.graph_fails.get() {
             return Err(fault());
         }
-        if self.plans.graph_idles.get() {
+        let launch = self.plans.graph_launches.get();
+        self.plans.graph_launches.set(launch + 1);
+        if self.plans.graph_idles.get() || self.plans.idle_launch.get() == Some(launch) {
             return Ok(());
         }
         self.cpu.launch_graph(arena, graph)?;

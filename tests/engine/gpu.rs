@@ -4,13 +4,15 @@ use bitstep::any_device::AnyDevice;
 use bitstep::backend::Backend;
 use bitstep::cuda::CudaBackend;
 use bitstep::cuda::products::GemmChoice;
+use bitstep::engine::halves::BackwardOptions;
 use bitstep::engine::init::FreshInit;
 use bitstep::engine::{Hyper, Session, Trainer};
 use bitstep::error::{CaptureError, DeviceError, GuardError};
 use bitstep::layout::Region;
 use bitstep::model::Family;
 use bitstep::plan::memory::{MemoryNeed, Room};
-use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use bitstep::plan::{Passes, Plan, PlanConfig, ProgramKind, StepForm};
+use bitstep::shape::Math;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -310,5 +312,57 @@ fn the_memory_told_before_a_run_is_what_it_allocates() {
             need.check("cuda:0", room),
             Err(DeviceError::PlanTooLarge { .. })
         ));
+    }
+}
+
+#[test]
+fn every_form_of_a_step_has_the_bits_of_the_cpu() {
+    let forms = [
+        (Passes::Micro { sequences: 1 }, None),
+        (Passes::Micro { sequences: 2 }, Some(1)),
+        (Passes::Whole, Some(1)),
+        (Passes::Halves { most_passes: 4 }, Some(2)),
+    ];
+    for (math, tied) in [(Math::F32, true), (Math::Bf16, true), (Math::F16, false)] {
+        let config = |passes, recompute_layers| PlanConfig {
+            grain: 1,
+            math,
+            form: StepForm {
+                passes,
+                recompute_layers,
+            },
+            ..PlanConfig::of(4, 70)
+        };
+        let planned = |config| Arc::new(Plan::build(&model(Family::Qwen3, tied), config).unwrap());
+        let whole = planned(config(Passes::Whole, None));
+        for (passes, recompute) in forms {
+            let Some(cuda) = gpu::open(GemmChoice::Auto) else {
+                return;
+            };
+            let plan = planned(config(passes, recompute));
+            let mut on_gpu = gpu_trainer(&plan, cuda);
+            let mut on_cpu = trainer(&whole, Hyper::default(), 100);
+            for step in 0..5 {
+                let batch = batch(&whole, step);
+                let expected = on_cpu.step(&batch).unwrap();
+                let found = match passes {
+                    Passes::Halves { .. } => {
+                        on_gpu.forward(&batch).unwrap();
+                        let clip = Hyper::default().clip_norm;
+                        let options = BackwardOptions::update(clip, None);
+                        let report = on_gpu.backward_targets(&batch, &options).unwrap();
+                        report.expect("an update")
+                    }
+                    _ => on_gpu.step(&batch).unwrap(),
+                };
+                assert_eq!(found, expected, "{math}, {passes:?}, step {step}");
+                let roots = [
+                    on_cpu.session_mut().root().unwrap(),
+                    on_gpu.session_mut().root().unwrap(),
+                ];
+                assert_eq!(roots[0], roots[1], "{math}, {passes:?}, step {step}");
+            }
+            assert_eq!(on_gpu.session().state_name(), "replaying");
+        }
     }
 }

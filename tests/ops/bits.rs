@@ -4,6 +4,7 @@ use bitstep::num::tree::TokenSum;
 use bitstep::op::adamw::AdamW;
 use bitstep::op::bias::BiasGrad;
 use bitstep::op::clip::{Clip, GradSquares};
+use bitstep::op::copy::{Copy, FillNeutral};
 use bitstep::op::cross_entropy::{CrossEntropy, IGNORE, LogitsAfter, LossSum};
 use bitstep::op::embed::{Embed, EmbedGrad};
 use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
@@ -248,6 +249,8 @@ fn cross_entropy_has_its_bits() {
 fn sums_of_losses_and_partial_gradients_have_their_bits() {
     check_all(cuts().map(|sum| Op::from(LossSum { sum })));
     check_all([1, 7, 40_000].map(|elements| Op::from(TreeAdd { elements })));
+    check_all([1, 7, 40_000].map(|elements| Op::from(Copy { elements })));
+    check_all([1, 7, 40_000].map(|elements| Op::from(FillNeutral { elements })));
     check_all([1, 300, 16_384, 40_001].map(|elements| Op::from(GradSquares { elements })));
 }
 

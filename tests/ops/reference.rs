@@ -107,6 +107,8 @@ fn wide(case: &Case) -> Vec<Values> {
             let pairs = written(0).iter().zip(reads[0]);
             vec![pairs.map(|(l, r)| l + r).collect()]
         }
+        Op::Copy(_) => vec![reads[0].to_vec()],
+        Op::FillNeutral(op) => vec![vec![-0.0; op.elements]],
         Op::GradSquares(op) => return grad_squares(op, reads[0]),
         Op::Clip(_) => return clip(case),
         Op::AdamW(op) => adamw(op, case),

@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 pub use disk::{Disk, DiskFile, LocalDisk};
 pub use load::{Found, StoredCheckpoint, StoredTensor, WhenDamaged, newest, read};
 pub use save::{Keep, RawTensor, clear_unfinished, prune, save, set_aside};
-pub use state::{CheckpointState, DataCursor, FORMAT, ScaleState, SchedulePosition, TensorRecord};
+pub use state::{
+    CheckpointState, DataCursor, FORMAT, ScaleState, SchedulePosition, TensorRecord, WindowState,
+};
 
 use crate::error::CheckpointError;
 

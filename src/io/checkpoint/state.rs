@@ -27,7 +27,10 @@ pub struct CheckpointState {
     pub data: DataCursor,
     /// The loss scale, where gradients carry one; its tensor has the same values.
     pub loss_scale: Option<ScaleState>,
-    /// The hash of the step's manifest.
+    /// The open accumulation window; its partial sums are among the tensors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<WindowState>,
+    /// The hash of the step's manifest, in the form that defines its bits.
     pub manifest: String,
     /// The BLAKE3 of `recipe`.
     pub recipe_hash: String,
@@ -58,6 +61,20 @@ pub struct DataCursor {
     pub sequences_per_epoch: Option<u64>,
     /// The BLAKE3 of the next batch; absent where it cannot be made.
     pub next_batch: Option<String>,
+}
+
+/// Parts of the next batch whose gradients wait for their update.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowState {
+    /// Grains that are computed; each binary digit that is set has a partial sum, `window.<digit>.…`.
+    pub grains: u64,
+    /// What the sum of losses will be divided by.
+    pub normaliser: f64,
+    /// Targets that were scored.
+    pub scored: u64,
+    /// The BLAKE3 of the whole batch.
+    pub batch: String,
 }
 
 /// The loss scale.

@@ -1,0 +1,42 @@
+//! How a command carries out steps, in place of what the recipe says.
+
+use clap::Args;
+
+use crate::error::ConfigError;
+use crate::io::Recipe;
+
+/// The options that decide memory and time and no bit.
+#[derive(Args, Clone, Debug)]
+pub struct FormArguments {
+    /// Sequences that are computed at once, in place of data.micro_batch; decides no bit
+    #[arg(long, value_name = "N")]
+    micro_batch: Option<u64>,
+    /// Layers whose activations are computed anew at a time, in place of memory.recompute; decides no bit
+    #[arg(long, value_name = "LAYERS")]
+    recompute: Option<u64>,
+}
+
+impl FormArguments {
+    /// The recipe with these options.
+    ///
+    /// # Errors
+    /// A micro-batch that does not divide the batch in whole grains.
+    pub fn apply(&self, mut recipe: Recipe) -> Result<Recipe, ConfigError> {
+        let micro = self.micro_batch.map(|n| format!("data.micro_batch={n}"));
+        let layers = self.recompute.map(|n| format!("memory.recompute={n}"));
+        let set: Vec<String> = micro.into_iter().chain(layers).collect();
+        recipe.set_all(set.iter().map(String::as_str))?;
+        Ok(recipe)
+    }
+}
+
+/// The recipe with its whole batch in one pass, for commands that look at the step as one program; says so where
+/// that leaves something out.
+pub fn in_one_pass(mut recipe: Recipe) -> Recipe {
+    if recipe.data.micro_batch.take().is_some() {
+        super::output::note(
+            "note: data.micro_batch is left out here: the step runs as one program",
+        );
+    }
+    recipe
+}

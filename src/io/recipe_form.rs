@@ -1,0 +1,134 @@
+//! The keys of a recipe that say how a step is carried out. They decide memory and time, and no bit.
+
+use serde::{Deserialize, Serialize};
+
+use super::recipe::Recipe;
+use crate::error::{ConfigError, Expected, Found};
+
+/// `[memory]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemorySection {
+    /// So many layers at a time keep only what goes into them, and backward computes their activations anew; all
+    /// activations are kept when absent. Decides no bit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<usize>,
+}
+
+impl MemorySection {
+    pub(super) fn is_absent(&self) -> bool {
+        self.recompute.is_none()
+    }
+}
+
+impl Recipe {
+    /// The recipe without the keys that decide only how a step is carried out: what defines the bits. Goldens and
+    /// checkpoints hold its hash, so they hold for every such form.
+    pub fn defining(&self) -> Recipe {
+        let mut recipe = self.clone();
+        recipe.data.micro_batch = None;
+        recipe.memory = MemorySection::default();
+        recipe
+    }
+}
+
+/// A canonical text without the keys of [`Recipe::defining`]; a text that is no TOML as it is.
+pub fn defining_text(text: &str) -> String {
+    let Ok(mut table) = text.parse::<toml::Table>() else {
+        return text.to_owned();
+    };
+    if let Some(data) = table.get_mut("data").and_then(toml::Value::as_table_mut) {
+        data.remove("micro_batch");
+    }
+    table.remove("memory");
+    table.to_string()
+}
+
+/// Checks that a micro-batch divides the batch in whole grains.
+pub(super) fn check_micro_batch(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
+    let data = &recipe.data;
+    let Some(micro) = data.micro_batch else {
+        return Ok(());
+    };
+    let number = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    let expected = match (
+        data.batch.is_multiple_of(micro),
+        micro.is_multiple_of(data.grain),
+    ) {
+        (true, true) => return Ok(()),
+        (false, _) => Expected::DivisorOf {
+            key: "data.batch",
+            value: number(data.batch),
+        },
+        (true, false) => Expected::MultipleOf {
+            key: "data.grain",
+            value: number(data.grain),
+        },
+    };
+    Err(ConfigError::Value {
+        file: file.to_owned(),
+        key: "data.micro_batch",
+        expected,
+        found: Found::Integer(i64::try_from(micro).unwrap_or(i64::MAX)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "name = \"r\"\nsteps = 3\n[model]\nfamily = \"llama\"\nvocab_size = 64\nd_model = 16\n\
+                        n_layers = 1\nn_heads = 2\nd_ff = 32\n[data]\nbatch = 12\nseq_len = 24\ngrain = 2\n\
+                        [optimizer]\nlr = 1e-2\n";
+
+    #[test]
+    fn a_form_is_no_part_of_what_defines_the_bits() {
+        let plain = Recipe::from_toml(TEXT, "r.toml").unwrap();
+        let mut form = plain.clone();
+        form.set_all(["data.micro_batch=4", "memory.recompute=2"])
+            .unwrap();
+        assert_eq!(form.data.micro_batch, Some(4));
+        assert_eq!(form.memory.recompute, Some(2));
+        assert_ne!(form.hash().unwrap(), plain.hash().unwrap());
+        assert_eq!(form.defining(), plain);
+        assert_eq!(form.defining().hash().unwrap(), plain.hash().unwrap());
+        let texts = [&plain, &form].map(|r| defining_text(&r.to_toml().unwrap()));
+        assert_eq!(texts[0], texts[1]);
+        let mut other = plain.clone();
+        other.set("data.grain=3").unwrap();
+        assert_ne!(defining_text(&other.to_toml().unwrap()), texts[0]);
+        assert!(
+            !plain.to_toml().unwrap().contains("memory"),
+            "absent, as before"
+        );
+    }
+
+    #[test]
+    fn a_micro_batch_divides_the_batch_in_whole_grains() {
+        let mut recipe = Recipe::from_toml(TEXT, "r.toml").unwrap();
+        for (micro, part) in [
+            (5, "a divisor of data.batch"),
+            (3, "a multiple of data.grain"),
+            (24, "a divisor of data.batch"),
+        ] {
+            let refused = recipe
+                .set(&format!("data.micro_batch={micro}"))
+                .unwrap_err();
+            let text = refused.to_string();
+            assert!(
+                text.contains("data.micro_batch") && text.contains(part),
+                "{text}"
+            );
+        }
+        for micro in [2, 4, 6, 12] {
+            recipe.set(&format!("data.micro_batch={micro}")).unwrap();
+        }
+        for wrong in [
+            "memory.recompute=0",
+            "data.micro_batch=0",
+            "memory.recompute=-1",
+        ] {
+            assert!(recipe.set(wrong).is_err(), "{wrong}");
+        }
+    }
+}
