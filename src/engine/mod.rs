@@ -6,6 +6,7 @@
 pub mod backbone;
 pub mod checkpoint;
 pub mod generate;
+mod grad_squares;
 pub mod guard;
 pub mod hyper;
 pub mod init;

@@ -45,6 +45,12 @@ pub struct Recipe {
     /// nothing, so that a recipe without it keeps its hash.
     #[serde(default, skip_serializing_if = "DigestSection::is_absent")]
     pub digest: DigestSection,
+    /// Evaluation between steps; like `digest` left out of the canonical text while it says nothing.
+    #[serde(default, skip_serializing_if = "EvaluationSection::is_absent")]
+    pub evaluation: EvaluationSection,
+    /// What is recorded beside loss and norm; left out of the canonical text while it says nothing.
+    #[serde(default, skip_serializing_if = "MetricsSection::is_absent")]
+    pub metrics: MetricsSection,
     /// What was read and from where; not part of the recipe's meaning.
     #[serde(skip)]
     pub(super) origin: Origin,
@@ -216,6 +222,9 @@ pub struct CheckpointSection {
     /// Checkpoints at multiples of this step are kept whatever `keep_last` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_every: Option<u64>,
+    /// Whether the checkpoint with the lowest validation loss is saved and kept; `Some(true)` or absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_best: Option<bool>,
 }
 
 /// `[golden]`.
@@ -240,6 +249,43 @@ pub struct DigestSection {
 impl DigestSection {
     fn is_absent(&self) -> bool {
         self.every.is_none()
+    }
+}
+
+/// `[evaluation]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluationSection {
+    /// The data set aside is evaluated after every so many steps and after the last; never when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<u64>,
+    /// At most so many batches of it, the first ones; all when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batches: Option<u64>,
+}
+
+impl EvaluationSection {
+    fn is_absent(&self) -> bool {
+        *self == EvaluationSection::default()
+    }
+}
+
+/// `[metrics]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsSection {
+    /// The gradient norm of each group of parameters is recorded after every so many steps; never when
+    /// absent. Each time the gradients are copied to the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_norms_every: Option<u64>,
+    /// Whether TensorBoard event files are written too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensorboard: Option<bool>,
+}
+
+impl MetricsSection {
+    fn is_absent(&self) -> bool {
+        *self == MetricsSection::default()
     }
 }
 
@@ -344,6 +390,11 @@ impl Recipe {
     /// A path of the recipe, resolved against the recipe file's folder.
     pub fn resolve(&self, path: &str) -> PathBuf {
         self.origin.folder.join(path)
+    }
+
+    /// Whether some data is kept from training, to evaluate on.
+    pub fn sets_data_aside(&self) -> bool {
+        self.data.source == DataSource::Sums || self.data.validation > 0.0
     }
 
     /// The folder of `[model] path`, resolved; `None` when the model is fresh.

@@ -391,7 +391,31 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
             beside: "a precision.domain other than \"f16.sm90\"",
         });
     }
+    check_evaluation(recipe, file)?;
     check_source(recipe, file)
+}
+
+/// An evaluation needs data that training does not see, and a best checkpoint an evaluation.
+fn check_evaluation(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
+    let evaluation = &recipe.evaluation;
+    let conflict = |key, beside| {
+        Err(ConfigError::Conflict {
+            file: file.to_string(),
+            key,
+            beside,
+        })
+    };
+    match (evaluation.every, evaluation.batches) {
+        (Some(_), _) if !recipe.sets_data_aside() => conflict(
+            "evaluation.every",
+            "data.validation = 0, which sets no data aside",
+        ),
+        (None, Some(_)) => conflict("evaluation.batches", "no evaluation.every"),
+        (None, None) if recipe.checkpoint.keep_best == Some(true) => {
+            conflict("checkpoint.keep_best", "no evaluation.every")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A file source needs a path, and keys of another source have no meaning.

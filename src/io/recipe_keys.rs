@@ -43,7 +43,7 @@ impl KeySpec {
 }
 
 /// The sections, in the order the canonical text has them.
-pub(super) const SECTIONS: [&str; 8] = [
+pub(super) const SECTIONS: [&str; 10] = [
     "model",
     "data",
     "optimizer",
@@ -52,6 +52,8 @@ pub(super) const SECTIONS: [&str; 8] = [
     "checkpoint",
     "golden",
     "digest",
+    "evaluation",
+    "metrics",
 ];
 
 /// The domains this version offers.
@@ -89,7 +91,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 51] = {
+pub(super) const KEYS: [KeySpec; 56] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -166,9 +168,14 @@ pub(super) const KEYS: [KeySpec; 51] = {
         key("checkpoint.every", at_least(1), Stays),
         key("checkpoint.keep_last", at_least(1), Stays),
         key("checkpoint.keep_every", at_least(1), Stays),
+        key("checkpoint.keep_best", Expected::Flag, Stays),
         key("golden.steps", at_least(1), Integer(20)),
         key("golden.trace_steps", at_least(0), Integer(1)),
         key("digest.every", at_least(1), Stays),
+        key("evaluation.every", at_least(1), Stays),
+        key("evaluation.batches", at_least(1), Stays),
+        key("metrics.group_norms_every", at_least(1), Stays),
+        key("metrics.tensorboard", Expected::Flag, Stays),
     ]
 };
 
