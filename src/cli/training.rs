@@ -204,9 +204,9 @@ impl Training {
             false => None,
         };
         // A step that ends the run has left no weights worth a number.
-        let found = match kept && non_finite(report).is_none() {
-            true => run.validation_after(report)?,
-            false => None,
+        let found = match non_finite(report) {
+            None => run.validation_after(report)?,
+            Some(_) => None,
         };
         let session = run.trainer.session();
         let phase = match session.state_name() {
@@ -224,6 +224,9 @@ impl Training {
             ..MetricsLine::new(report, phase, timing).with_root(root)
         };
         self.progress.step(&line, self.tokens_per_s(run));
+        if let Some(found) = &found {
+            self.progress.evaluated(report.step + 1, found);
+        }
         if let Some(recorder) = &mut self.recorder {
             recorder.write(&line, machine::wall_s())?;
         }

@@ -150,6 +150,7 @@ fn two_runs_show_where_they_part() {
     );
     let (_, loss) = &report.files()[0];
     assert!(loss.contains("roots part after 50 steps</text>"));
+    assert!(loss.contains(">Loss <tspan>nats per token</tspan></text>"));
 }
 
 #[test]

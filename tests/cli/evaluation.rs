@@ -113,6 +113,20 @@ fn each_number_is_recorded_at_its_steps_and_agrees_with_the_others() {
 }
 
 #[test]
+fn an_evaluation_is_shown_also_where_nothing_is_kept() {
+    let (_folder, recipe) = workplace();
+    let sets = ["--set=evaluation.every=5", "--device=cpu"];
+    let ran = bitstep(&[&["train", recipe.as_str()][..], &sets].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    for taken in [5, 10] {
+        let line = value(&ran.err, &format!("after {taken} steps: validation loss "));
+        assert!(line.ends_with("% right"), "{}", ran.err);
+    }
+    let quiet = [&["train", recipe.as_str(), "--quiet"][..], &sets].concat();
+    assert_eq!(bitstep(&quiet).err, "");
+}
+
+#[test]
 fn evaluation_keys_that_have_no_meaning_are_refused() {
     let (folder, recipe) = workplace();
     std::fs::write(folder.path().join("t.txt"), "text ".repeat(99)).expect("writes");

@@ -134,3 +134,30 @@ fn the_scripts_notice_a_program_that_loses_bits_or_its_exit_code() {
         }
     }
 }
+
+#[test]
+fn the_commands_of_the_page_on_ci_verify_a_golden() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("src/docs/ci.md")).expect("the page");
+    let runs = page
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("run: "));
+    let golden = root.join("golden/llama-tiny.golden").display().to_string();
+    let mut count = 0;
+    for command in runs {
+        let of_program = command
+            .split_once(" -- ")
+            .or(command.split_once("&& bitstep "));
+        let (_, arguments) = of_program.expect("a command of the program");
+        let word = |word| match word {
+            "golden/*.golden" | "training/*.golden" => golden.as_str(),
+            word => word,
+        };
+        let arguments: Vec<&str> = arguments.split(' ').map(word).collect();
+        let ran = super::bitstep(&arguments);
+        assert_eq!(ran.code, 0, "{command}: {}", ran.err);
+        assert!(ran.out.contains("identical"), "{command}: {}", ran.out);
+        count += 1;
+    }
+    assert_eq!(count, 2);
+}

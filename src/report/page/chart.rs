@@ -15,6 +15,8 @@ const PLOT_TOP: f64 = 14.0;
 const PLOT_HEIGHT: f64 = 220.0;
 const BELOW_PLOT: f64 = 48.0;
 const LEGEND_ROW: f64 = 20.0;
+/// Room for the heading of a chart that is a file of its own.
+const HEADING: f64 = 32.0;
 /// Width of a character of the legend, on average.
 const LEGEND_CHARACTER: f64 = 6.6;
 
@@ -105,16 +107,32 @@ impl Frame {
 }
 
 impl Chart {
-    /// The chart; `None` when it has nothing to show. `head` is put at its start: a style sheet, where
-    /// the chart is a file of its own.
-    pub fn svg(&self, head: &str) -> Option<String> {
+    /// The chart as part of a page, which gives it its heading; `None` when it has nothing to show.
+    pub fn svg(&self) -> Option<String> {
+        self.drawn(0.0, "")
+    }
+
+    /// The chart as a file of its own, with a style sheet and its heading.
+    pub fn file(&self, style: &str) -> Option<String> {
+        let (title, unit) = (escape(&self.title), escape(&self.unit));
+        let head = format!(
+            "<style>{style}</style>\
+             <rect class=\"paper\" y=\"-{HEADING}\" width=\"100%\" height=\"100%\"/>\
+             <text class=\"title\" x=\"12\" y=\"-10\">{title} <tspan>{unit}</tspan></text>"
+        );
+        self.drawn(HEADING, &head)
+    }
+
+    /// The chart with `above` units of room for what `head` draws there.
+    fn drawn(&self, above: f64, head: &str) -> Option<String> {
         let frame = self.frame()?;
         let rows = self.legend_rows();
         let height = Frame::bottom() + BELOW_PLOT + rows.len() as f64 * LEGEND_ROW;
         let title = escape(&format!("{}, {}", self.title, self.unit));
         let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" \
-             aria-label=\"{title}\" class=\"chart\">{head}<title>{title}</title>\n"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 -{above} {WIDTH} {:.0}\" role=\"img\" \
+             aria-label=\"{title}\" class=\"chart\">{head}<title>{title}</title>\n",
+            height + above
         );
         self.axes(&frame, &mut out);
         for curve in &self.curves {

@@ -33,21 +33,31 @@ pub fn buckets(points: &[(f64, f64)]) -> Vec<Bucket> {
     finite.chunks(size).map(bucket).collect()
 }
 
-/// The moving mean of a curve, whose weights fall by half over a hundredth of its points; `None` for a
-/// curve of too few points. Early values count no more than their number.
+/// The moving mean of a curve, whose weights fall by half over a hundredth of its points on either side,
+/// so that it does not lag behind; `None` for a curve of too few points. Values near an end count no
+/// more than their number.
 pub fn smoothed(points: &[(f64, f64)]) -> Option<Vec<(f64, f64)>> {
     if points.len() < FEWEST_TO_SMOOTH {
         return None;
     }
     let decay = 0.5f64.powf(100.0 / points.len() as f64).max(0.5);
+    let finite: Vec<(f64, f64)> = points.iter().copied().filter(|p| p.1.is_finite()).collect();
+    let before = means(finite.iter().map(|p| p.1), decay);
+    let mut after = means(finite.iter().rev().map(|p| p.1), decay);
+    after.reverse();
+    let both = finite.iter().zip(before.iter().zip(&after));
+    Some(both.map(|((x, _), (a, b))| (*x, (a + b) / 2.0)).collect())
+}
+
+/// For each value the mean of it and those before it, each counting `decay` times what the next one does.
+fn means(values: impl Iterator<Item = f64>, decay: f64) -> Vec<f64> {
     let (mut sum, mut weight) = (0.0, 0.0);
-    let mut curve = Vec::with_capacity(points.len());
-    for &(x, y) in points.iter().filter(|p| p.1.is_finite()) {
-        sum = decay * sum + y;
+    let mean = |value: f64| {
+        sum = decay * sum + value;
         weight = decay * weight + 1.0;
-        curve.push((x, sum / weight));
-    }
-    Some(curve)
+        sum / weight
+    };
+    values.map(mean).collect()
 }
 
 /// The middle of some values; `None` when there is none.
@@ -76,11 +86,18 @@ mod tests {
     }
 
     #[test]
-    fn a_smoothed_curve_starts_at_its_first_value_and_follows() {
+    fn a_smoothed_curve_does_not_lag_and_is_calmer_than_its_values() {
         let points: Vec<(f64, f64)> = (0..1000).map(|i| (f64::from(i), 5.0)).collect();
         let curve = smoothed(&points).unwrap();
         assert!(curve.iter().all(|(_, y)| (y - 5.0).abs() < 1e-9));
         assert_eq!(smoothed(&points[..FEWEST_TO_SMOOTH - 1]), None);
+        let noise = |i: i32| if i % 2 == 0 { 30.0 } else { -30.0 };
+        let rising: Vec<(f64, f64)> = (0..1000)
+            .map(|i| (f64::from(i), f64::from(i) + noise(i)))
+            .collect();
+        let curve = smoothed(&rising).unwrap();
+        let middle = &curve[200..800];
+        assert!(middle.iter().all(|(x, y)| (x - y).abs() < 4.0));
     }
 
     #[test]

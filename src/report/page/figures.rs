@@ -54,7 +54,7 @@ pub fn charts(runs: &[RunHistory], names: &[String], parting: Option<&Parting>) 
     }
     charts.push(drawn.accuracy());
     charts.push(drawn.speed());
-    charts.retain(|chart| chart.svg("").is_some());
+    charts.retain(|chart| chart.svg().is_some());
     charts
 }
 

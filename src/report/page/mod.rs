@@ -55,7 +55,7 @@ impl<'a> Report<'a> {
         out += &tables::facts(self.runs, &self.names);
         out += "<section class=\"charts\">\n";
         for (name, chart) in self.named_charts() {
-            let (Some(svg), Some(data)) = (chart.svg(""), chart.data()) else {
+            let (Some(svg), Some(data)) = (chart.svg(), chart.data()) else {
                 continue;
             };
             // The text of a script element ends at the first `</`.
@@ -80,11 +80,12 @@ impl<'a> Report<'a> {
 
     /// Each chart as an SVG file of its own: its name and its text.
     pub fn files(&self) -> Vec<(String, String)> {
-        let head =
-            format!("<style>{STYLE}</style><rect class=\"paper\" width=\"100%\" height=\"100%\"/>");
-        let file =
-            |(name, chart): (String, &Chart)| Some((format!("{name}.svg"), chart.svg(&head)?));
-        self.named_charts().into_iter().filter_map(file).collect()
+        let charts = self.named_charts().into_iter();
+        let file = |(name, chart): (String, &Chart)| {
+            let text = chart.file(STYLE)?;
+            Some((format!("{name}.svg"), text))
+        };
+        charts.filter_map(file).collect()
     }
 
     /// The charts by names that each has alone.

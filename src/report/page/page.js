@@ -33,36 +33,44 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
 
-  // A chart as a file of its own: with the style sheet, the theme as it is shown, and the paper under it.
+  // A chart as a file of its own: with the style sheet, the theme as it is shown, paper under it and its heading.
   const alone = (svg) => {
-    const copy = svg.cloneNode(true);
+    const above = 32;
     const box = svg.viewBox.baseVal;
-    copy.setAttribute("width", box.width);
-    copy.setAttribute("height", box.height);
-    copy.setAttribute("data-theme", isDark() ? "dark" : "light");
+    const [width, height] = [box.width, box.height + above];
+    const copy = svg.cloneNode(true);
     copy.querySelectorAll(".pointer").forEach((line) => line.remove());
-    const style = document.createElementNS(svg.namespaceURI, "style");
+    const set = (element, values) => {
+      for (const [name, value] of Object.entries(values)) element.setAttribute(name, value);
+      return element;
+    };
+    const make = (name, values) => set(document.createElementNS(svg.namespaceURI, name), values);
+    set(copy, { width, height, viewBox: `0 -${above} ${width} ${height}`, "data-theme": isDark() ? "dark" : "light" });
+    const style = make("style", {});
     style.textContent = document.querySelector("style").textContent;
-    const paper = document.createElementNS(svg.namespaceURI, "rect");
-    paper.setAttribute("class", "paper");
-    paper.setAttribute("width", box.width);
-    paper.setAttribute("height", box.height);
-    copy.prepend(style, paper);
-    return new XMLSerializer().serializeToString(copy);
+    const title = make("text", { class: "title", x: 12, y: -10 });
+    const unit = make("tspan", {});
+    const caption = svg.parentElement.querySelector("figcaption");
+    title.textContent = caption.firstChild.textContent;
+    unit.textContent = caption.querySelector("span").textContent;
+    title.append(unit);
+    copy.prepend(style, make("rect", { class: "paper", y: -above, width, height }), title);
+    return [new XMLSerializer().serializeToString(copy), width, height];
   };
 
   // The picture has three pixels for each unit of the chart.
   const picture = (svg) => new Promise((resolve, reject) => {
+    const [text, width, height] = alone(svg);
     const image = new Image();
     image.onerror = reject;
     image.onload = () => {
       const canvas = document.createElement("canvas");
-      canvas.width = 3 * svg.viewBox.baseVal.width;
-      canvas.height = 3 * svg.viewBox.baseVal.height;
+      canvas.width = 3 * width;
+      canvas.height = 3 * height;
       canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
       canvas.toBlob(resolve, "image/png");
     };
-    image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(alone(svg));
+    image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
   });
 
   for (const figure of document.querySelectorAll("figure[id]")) {
@@ -78,7 +86,7 @@
       forms.append(made);
     };
     button("png", () => picture(svg));
-    button("svg", () => new Blob([alone(svg)], { type: "image/svg+xml" }));
+    button("svg", () => new Blob([alone(svg)[0]], { type: "image/svg+xml" }));
     figure.prepend(forms);
   }
 
