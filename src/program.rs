@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::error::PlanError;
+use crate::op::nf4::Dequantise;
 use crate::op::{Access, Op, OpCall, Slot};
 use crate::shape::{DType, Math, Role, Shape, TensorSpec};
 
@@ -215,6 +216,19 @@ pub struct ProgramBuilder {
     shadow_arenas: BTreeMap<Slot, Slot>,
     /// The parameter of which a slot is the shadow.
     masters: BTreeMap<Slot, Slot>,
+    /// Weights stored as NF4, by the view of the shared scratch in which products read them.
+    packed: BTreeMap<Slot, Vec<PackedPart>>,
+}
+
+/// A tensor stored as NF4 and its place in the shared scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedPart {
+    /// The codes.
+    pub codes: Slot,
+    /// The block maxima.
+    pub maxima: Slot,
+    /// The view of the scratch that its numbers fill.
+    pub weight: Slot,
 }
 
 impl ProgramBuilder {
@@ -282,8 +296,25 @@ impl ProgramBuilder {
             .add(TensorSpec::new(name, shape, DType::F32, Role::Activation))
     }
 
-    /// Appends a call.
+    /// Declares that `weight`, a view of the scratch that all packed weights share, consists of these
+    /// parts. Every call that reads it is preceded by the calls that fill it.
+    pub fn pack(&mut self, weight: Slot, parts: Vec<PackedPart>) {
+        self.packed.insert(weight, parts);
+    }
+
+    /// Appends a call, after those that fill the packed weights it reads.
     pub fn call(&mut self, op: impl Into<Op>, reads: Vec<Slot>, writes: Vec<Slot>) {
+        let packed = reads.iter().filter_map(|slot| self.packed.get(slot));
+        let parts: Vec<PackedPart> = packed.flatten().copied().collect();
+        for part in parts {
+            let elements = self.slots.spec(part.weight).shape.elements();
+            let math = self.math;
+            self.calls.push(OpCall {
+                op: Dequantise { elements, math }.into(),
+                reads: vec![part.codes, part.maxima],
+                writes: vec![part.weight],
+            });
+        }
         self.calls.push(OpCall {
             op: op.into(),
             reads,

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use bitstep::cuda::call::{Arg, DeviceShape};
+use bitstep::cuda::call::{Arg, DeviceShape, KernelLaunch};
 use bitstep::cuda::issue::launches;
 use bitstep::cuda::module::stem_of;
+use bitstep::cuda::pairs;
 use bitstep::cuda::precision::has_kernels;
 use bitstep::cuda::probe::{Instruction, plan};
 use bitstep::cuda::probe_cases::{Category, Tiles};
@@ -180,26 +181,29 @@ fn plans() -> Vec<Plan> {
     plans
 }
 
+/// Fails unless a launch passes the parameters that its kernel takes.
+fn assert_signature(launch: &KernelLaunch, index: &Value) {
+    let (stem, _) = stem_of(launch.entry).expect("a file for every kernel");
+    let params = &index[stem]["kernels"][launch.entry]["params"];
+    let given: Vec<&str> = launch.args.iter().map(width).collect();
+    assert_eq!(serde_json::json!(given), *params, "{}", launch.entry);
+}
+
 #[test]
 fn every_launch_has_the_signature_of_its_kernel() {
     let index = index();
-    let mut reached = BTreeSet::new();
+    let (mut reached, mut paired) = (BTreeSet::new(), BTreeSet::new());
     for plan in plans() {
         for kind in [ProgramKind::Step, ProgramKind::Evaluate] {
             let calls = plan.layout.place(plan.calls(kind));
+            for launch in pairs::launches(&calls, &DEVICE).into_iter().flatten() {
+                assert_signature(&launch, &index);
+                paired.insert(launch.entry);
+            }
             let served = |call: &PlacedCall| has_kernels(&call.call.op).is_ok();
             for call in calls.into_iter().filter(served) {
                 for launch in launches(&call.call.op, &call, &DEVICE).launches {
-                    let (stem, _) = stem_of(launch.entry).expect("a file for every kernel");
-                    let params = &index[stem]["kernels"][launch.entry]["params"];
-                    let given: Vec<&str> = launch.args.iter().map(width).collect();
-                    let expected: Vec<&str> = params
-                        .as_array()
-                        .unwrap_or_else(|| panic!("{} is not in {stem}", launch.entry))
-                        .iter()
-                        .map(|p| p.as_str().unwrap_or_default())
-                        .collect();
-                    assert_eq!(given, expected, "{}", launch.entry);
+                    assert_signature(&launch, &index);
                     assert_storage(launch.entry, &call.call.op);
                     reached.insert(launch.entry);
                 }
@@ -211,6 +215,7 @@ fn every_launch_has_the_signature_of_its_kernel() {
         "only {} kernels were reached",
         reached.len()
     );
+    assert!(paired.len() >= 3, "only {paired:?} were reached");
 }
 
 /// The kernel is one for the storage of the op's precision. One that only clears a sum serves all, and products
@@ -230,10 +235,7 @@ fn the_probes_launches_have_the_signatures_of_their_kernels() {
         for kind in Kind::ALL {
             let tiles = Tiles::generate(kind, Category::Chained, 2);
             let plan = plan(instruction, &tiles);
-            let (stem, _) = stem_of(plan.launch.entry).expect("a file for every kernel");
-            let params = &index[stem]["kernels"][plan.launch.entry]["params"];
-            let given: Vec<&str> = plan.launch.args.iter().map(width).collect();
-            assert_eq!(serde_json::json!(given), *params, "{}", plan.launch.entry);
+            assert_signature(&plan.launch, &index);
             assert_eq!(plan.launch.grid, [2, 1, 1]);
             for (region, values) in plan.regions.iter().zip([&tiles.a, &tiles.b]) {
                 assert_eq!(region.bytes, tiles.words(values).len() * 4);

@@ -11,7 +11,7 @@ use crate::error::{Error, ExitCode, RunError};
 use crate::io::ModelFolder;
 use crate::model::AnyConfig;
 use crate::model::params::Training;
-use crate::plan::{Plan, PlanConfig, ProgramKind};
+use crate::plan::{Plan, PlanConfig, ProgramKind, Stored};
 
 /// The longest sequence a model folder is planned for, which states no batch of its own.
 const LONGEST: usize = 1024;
@@ -66,7 +66,7 @@ impl Inspect {
         if self.params {
             output::line("parameters in arena order");
             for param in &plan.params {
-                let shape = &plan.slots.spec(param.slot).shape;
+                let shape = plan.shape_of(param);
                 let training = training_name(param.training);
                 output::line(format_args!("  {} {shape} {training}", param.name));
             }
@@ -130,18 +130,23 @@ fn training_name(training: Training) -> &'static str {
         Training::Decayed => "decayed",
         Training::Undecayed => "undecayed",
         Training::Frozen => "frozen",
+        Training::FrozenProduct => "frozen for products",
+        Training::Packed => "frozen nf4",
     }
 }
 
 /// All parameters, and how many elements each kind has.
 fn parameters_text(plan: &Plan) -> String {
-    let kinds = [Training::Decayed, Training::Undecayed, Training::Frozen];
-    let groups = kinds.map(|kind| {
+    let always = [Training::Decayed, Training::Undecayed, Training::Frozen];
+    let kinds = [Training::FrozenProduct, Training::Packed];
+    let count = |kind: Training| -> usize {
         let params = plan.params.iter().filter(|p| p.training == kind);
-        let sizes = params.map(|p| plan.slots.spec(p.slot).shape.elements());
-        let elements: usize = sizes.sum();
-        format!("{elements} {}", training_name(kind))
-    });
+        let values = params.filter(|p| p.stored != Stored::Maxima);
+        values.map(|p| plan.shape_of(p).elements()).sum()
+    };
+    let kinds = kinds.into_iter().filter(|&kind| count(kind) > 0);
+    let text = |kind| format!("{} {}", count(kind), training_name(kind));
+    let groups: Vec<String> = always.into_iter().chain(kinds).map(text).collect();
     let (count, tensors) = (plan.parameter_count(), plan.params.len());
     format!("{count} in {tensors} tensors: {}", groups.join(", "))
 }

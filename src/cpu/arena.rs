@@ -165,6 +165,16 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
+    /// Operands of the op called `stem`, none of them there yet.
+    #[cfg(test)]
+    pub(super) fn of(stem: &'static str) -> Self {
+        Operands {
+            stem,
+            reads: Vec::new(),
+            writes: Vec::new(),
+        }
+    }
+
     /// Operands of the same op, none of them there yet.
     pub(super) fn like<'b>(&self) -> Operands<'b> {
         Operands {

@@ -4,8 +4,8 @@ use super::arena::{CpuArena, Operands};
 use super::context::CpuContext;
 use super::narrow::run_widened;
 use super::{
-    adamw, attention, bias, carry_state, clip, conv1d, cross_entropy, embed, matmul, rms_norm,
-    rope, scan, scan_grad, split_columns, swiglu, tree_add,
+    adamw, attention, bias, carry_state, clip, conv1d, cross_entropy, embed, lora, matmul, nf4,
+    rms_norm, rope, scan, scan_grad, split_columns, swiglu, tree_add,
 };
 use crate::backend::{
     ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
@@ -95,6 +95,12 @@ fn execute(context: &CpuContext, op: &Op, operands: &mut Operands) -> Result<(),
         Op::GradSquares(op) => clip::squares(context, op, operands),
         Op::Clip(op) => clip::clip(context, op, operands),
         Op::AdamW(op) => adamw::update(context, op, operands),
+        Op::Dequantise(op) => nf4::dequantise(context, op, operands),
+        Op::LoraDown(op) => lora::down(context, op, operands),
+        Op::LoraDownGradInput(op) => lora::down_grad_input(context, op, operands),
+        Op::LoraUp(op) => lora::up(context, op, operands),
+        Op::LoraUpGradInput(op) => lora::up_grad_input(context, op, operands),
+        Op::LoraUpGradWeight(op) => lora::up_grad_weight(context, op, operands),
     }
 }
 

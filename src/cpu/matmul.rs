@@ -13,18 +13,22 @@ use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
 use crate::shape::Math;
 
 /// One product of either kind.
-struct Product<'a> {
-    math: Math,
-    form: Form,
-    a: Mat<'a>,
-    b: Mat<'a>,
-    bias: Option<&'a [f32]>,
-    sum: Option<TokenSum>,
-    store: Store,
+pub(super) struct Product<'a> {
+    pub(super) math: Math,
+    pub(super) form: Form,
+    pub(super) a: Mat<'a>,
+    pub(super) b: Mat<'a>,
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) sum: Option<TokenSum>,
+    pub(super) store: Store,
 }
 
 impl<'a> Product<'a> {
-    fn run(&self, context: &CpuContext, c: MatMut) -> Result<(), DeviceError> {
+    /// Computes it into `c`.
+    ///
+    /// # Errors
+    /// Operands of the wrong size.
+    pub(super) fn run(&self, context: &CpuContext, c: MatMut) -> Result<(), DeviceError> {
         let Some(kind) = Kind::of(self.math) else {
             let product = Gemm {
                 form: self.form,

@@ -43,6 +43,13 @@ pub fn launches(op: &Op, call: &PlacedCall, shape: &DeviceShape) -> CallLaunches
         Op::GradSquares(op) => clip::squares(op, call, shape),
         Op::Clip(op) => clip::clip(op, call, shape),
         Op::AdamW(op) => adamw::update(op, call, shape),
+        // Refused before anything is launched: `precision::has_kernels`.
+        Op::Dequantise(_)
+        | Op::LoraDown(_)
+        | Op::LoraDownGradInput(_)
+        | Op::LoraUp(_)
+        | Op::LoraUpGradInput(_)
+        | Op::LoraUpGradWeight(_) => CallLaunches::default(),
     }
 }
 

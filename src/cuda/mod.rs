@@ -21,6 +21,7 @@ mod launch;
 pub mod matmul;
 mod matmul_tensor;
 pub mod module;
+pub mod pairs;
 mod pieces;
 pub mod precision;
 pub mod probe;

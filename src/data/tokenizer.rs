@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn a_file_on_which_the_library_panics_is_refused_by_name() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let text = TWO_WORDS.replace(r#""decoder": null"#, r#""decoder": nul"#);
+        let text = TWO_WORDS.replace(r#""decoder": null"#, r#""decoder": x"#);
         std::fs::write(file.path(), text).unwrap();
         match Tokenizer::load(file.path().to_str().unwrap()) {
             Err(DataError::TokenizerFile { text, .. }) => {

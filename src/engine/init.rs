@@ -2,9 +2,13 @@
 
 use crate::error::CheckpointError;
 use crate::io::model_folder::ModelFolder;
+use crate::io::peft::AdapterFolder;
+use crate::model::lora::PEFT_PREFIX;
 use crate::model::params::Init;
+use crate::num::nf4::Packed;
 use crate::num::normal::fill_normal;
 use crate::num::philox::{Philox, Purpose};
+use crate::num::uniform::fill_uniform;
 use crate::plan::{Param, Plan};
 
 /// Where initial parameters come from.
@@ -17,6 +21,15 @@ pub trait ParamSource {
     /// # Errors
     /// A tensor that is missing or has another shape.
     fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error>;
+
+    /// Codes and block maxima of parameter `index`, which is stored as NF4; `None` when they are made
+    /// from its values.
+    ///
+    /// # Errors
+    /// As [`ParamSource::values`].
+    fn packed(&self, _plan: &Plan, _index: usize) -> Result<Option<Packed>, Self::Error> {
+        Ok(None)
+    }
 }
 
 /// Fresh parameters: a function of the seed and the parameter's place in parameter order.
@@ -30,11 +43,17 @@ impl ParamSource for FreshInit {
 
     fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
         let param: &Param = &plan.params[index];
-        let shape = &plan.slots.spec(param.slot).shape;
+        let shape = plan.shape_of(param);
         let elements = shape.elements();
         Ok(match param.init {
             Init::Ones => vec![1.0; elements],
             Init::Zeros => vec![0.0; elements],
+            Init::Uniform { bound } => {
+                let mut values = vec![0.0; elements];
+                let stream = Philox::new(self.seed, Purpose::Init, index as u32);
+                fill_uniform(&mut values, stream, bound);
+                values
+            }
             Init::Normal { std } => {
                 let mut values = vec![0.0; elements];
                 let stream = Philox::new(self.seed, Purpose::Init, index as u32);
@@ -70,7 +89,47 @@ impl ParamSource for ModelFolder {
 
     fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
         let param = &plan.params[index];
-        let shape = plan.slots.spec(param.slot).shape.dims();
-        self.read_f32(&param.name, shape)
+        self.read_f32(&param.name, plan.shape_of(param).dims())
+    }
+
+    fn packed(&self, plan: &Plan, index: usize) -> Result<Option<Packed>, Self::Error> {
+        let param = &plan.params[index];
+        self.read_nf4(&param.name, plan.shape_of(param).dims())
+    }
+}
+
+/// Where the adapters beside a base come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Adapters<'a> {
+    Folder(&'a AdapterFolder),
+    Fresh(FreshInit),
+}
+
+/// A base from its folder and the adapters beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Adapted<'a> {
+    pub base: &'a ModelFolder,
+    pub adapters: Adapters<'a>,
+}
+
+impl ParamSource for Adapted<'_> {
+    type Error = CheckpointError;
+
+    fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
+        let param = &plan.params[index];
+        if !param.name.starts_with(PEFT_PREFIX) {
+            return self.base.values(plan, index);
+        }
+        match self.adapters {
+            Adapters::Folder(folder) => folder.read_f32(&param.name, plan.shape_of(param).dims()),
+            Adapters::Fresh(fresh) => match fresh.values(plan, index) {
+                Ok(values) => Ok(values),
+                Err(never) => match never {},
+            },
+        }
+    }
+
+    fn packed(&self, plan: &Plan, index: usize) -> Result<Option<Packed>, Self::Error> {
+        self.base.packed(plan, index)
     }
 }

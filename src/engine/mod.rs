@@ -12,6 +12,7 @@ pub mod hyper;
 pub mod init;
 mod inputs;
 pub mod lockstep;
+mod packed;
 pub mod prove;
 pub mod recurrent;
 mod root;

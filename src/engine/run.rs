@@ -3,18 +3,20 @@
 use std::sync::Arc;
 
 use super::hyper::Hyper;
-use super::init::FreshInit;
+use super::init::{Adapted, Adapters, FreshInit};
 use super::schedule::{Schedule, ScheduleKind};
 use super::session::LoadError;
 use super::step::{Observe, StepReport};
 use super::trainer::Trainer;
 use crate::backend::Backend;
 use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat};
-use crate::error::{ConfigError, Error};
+use crate::error::{CheckpointError, ConfigError, Error};
 use crate::io::model_folder::ModelFolder;
+use crate::io::nf4_folder::companions;
+use crate::io::peft::AdapterFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
-use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig};
+use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Plan, PlanConfig, Stored};
 
 /// A training run.
 pub struct Run<B: Backend> {
@@ -79,7 +81,13 @@ impl<B: Backend> Run<B> {
                 Err(LoadError::Source(never)) => match never {},
                 Err(LoadError::Step(error)) => Err(error.into()),
             },
-            Some(folder) => load_folder(&mut self.trainer, &ModelFolder::open(&folder)?),
+            Some(folder) => {
+                let base = &ModelFolder::open(&folder)?;
+                let folder = adapter_of(&self.recipe)?;
+                let fresh = Adapters::Fresh(FreshInit { seed });
+                let adapters = folder.as_ref().map_or(fresh, Adapters::Folder);
+                load_adapted(&mut self.trainer, &Adapted { base, adapters })
+            }
         }
     }
 
@@ -223,9 +231,10 @@ pub fn plan_of(recipe: &Recipe) -> Result<Plan, Error> {
 /// The model of a recipe.
 ///
 /// # Errors
-/// A model folder whose configuration cannot be used.
+/// A model folder whose configuration cannot be used; adapters beside a family that has none.
 pub fn model_of(recipe: &Recipe) -> Result<Box<dyn Model>, ConfigError> {
-    Ok(recipe.model_config()?.model())
+    let config = recipe.model_config()?;
+    config.adapted(recipe.lora.config(), recipe.file())
 }
 
 fn plan_config(recipe: &Recipe) -> PlanConfig {
@@ -301,6 +310,25 @@ fn schedule_of(recipe: &Recipe) -> Schedule {
     }
 }
 
+/// The adapters that a recipe trains on, if it names some.
+fn adapter_of(recipe: &Recipe) -> Result<Option<AdapterFolder>, CheckpointError> {
+    let (Some(path), Some(lora)) = (&recipe.lora.adapter, recipe.lora.config()) else {
+        return Ok(None);
+    };
+    let folder = AdapterFolder::open(&recipe.resolve(path))?;
+    folder.check_scale(&lora)?;
+    Ok(Some(folder))
+}
+
+/// The names of the tensors that a plan has a place for.
+fn used_names(plan: &Plan) -> Vec<String> {
+    let mut names: Vec<String> = plan.params.iter().map(|p| p.name.clone()).collect();
+    let packed = plan.params.iter();
+    let packed = packed.filter(|p| matches!(p.stored, Stored::Packed { .. }));
+    names.extend(packed.flat_map(|p| companions(&p.name)));
+    names
+}
+
 /// Fills a trainer's parameters from a folder; every tensor of the folder must be used.
 ///
 /// # Errors
@@ -310,9 +338,33 @@ pub fn load_folder<B: Backend>(
     folder: &ModelFolder,
 ) -> Result<(), Error> {
     let plan = trainer.session().plan().clone();
-    let names: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
+    let names = used_names(&plan);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     folder.check_all_used(&names)?;
     match trainer.load(folder) {
+        Ok(()) => Ok(()),
+        Err(LoadError::Source(error)) => Err(error.into()),
+        Err(LoadError::Step(error)) => Err(error.into()),
+    }
+}
+
+/// Fills a trainer's parameters from the folder of a base and its adapters, if it has some, from
+/// theirs or afresh; every tensor of a folder must be used.
+///
+/// # Errors
+/// As [`load_folder`]; an adapter for another base is known by its tensors' names or shapes.
+pub fn load_adapted<B: Backend>(
+    trainer: &mut Trainer<B>,
+    folders: &Adapted<'_>,
+) -> Result<(), Error> {
+    let plan = trainer.session().plan().clone();
+    let names = used_names(&plan);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    folders.base.check_all_used(&names)?;
+    if let Adapters::Folder(adapter) = &folders.adapters {
+        adapter.check_all_used(&names)?;
+    }
+    match trainer.load(folders) {
         Ok(()) => Ok(()),
         Err(LoadError::Source(error)) => Err(error.into()),
         Err(LoadError::Step(error)) => Err(error.into()),

@@ -13,10 +13,11 @@ use crate::data::Batch;
 use crate::error::{CaptureError, DeviceError, StepError};
 use crate::layout::{PlacedCall, Region};
 use crate::manifest::Manifest;
-use crate::num::element::decode;
+use crate::num::element::{decode, encode};
 use crate::op::step_values::LossScale;
 use crate::op::{Op, Slot};
-use crate::plan::{Plan, ProgramKind};
+use crate::plan::{Param, Plan, ProgramKind, Stored};
+use crate::shape::DType;
 
 /// An engine in any of its states.
 pub enum Session<B: Backend> {
@@ -190,9 +191,17 @@ impl<B: Backend> Session<B> {
     pub fn load<S: ParamSource>(&mut self, source: &S) -> Result<(), LoadError<S::Error>> {
         let plan = self.core().plan.clone();
         for (index, param) in plan.params.iter().enumerate() {
+            if param.stored == Stored::Maxima {
+                continue;
+            }
+            if matches!(param.stored, Stored::Packed { .. })
+                && let Some(packed) = source.packed(&plan, index).map_err(LoadError::Source)?
+            {
+                self.write_packed(param, &packed).map_err(LoadError::Step)?;
+                continue;
+            }
             let values = source.values(&plan, index).map_err(LoadError::Source)?;
-            self.write_slot(param.slot, &values)
-                .map_err(LoadError::Step)?;
+            self.write_values(param, &values).map_err(LoadError::Step)?;
         }
         Ok(())
     }
@@ -202,8 +211,8 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A name that no parameter has, a wrong number of values, a device fault.
     pub fn write_param(&mut self, name: &str, values: &[f32]) -> Result<(), StepError> {
-        let slot = self.param_slot(name)?;
-        self.write_slot(slot, values)
+        let param = self.param(name)?;
+        self.write_values(&param, values)
     }
 
     /// Reads one parameter.
@@ -211,16 +220,21 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// A name that no parameter has, a device fault.
     pub fn read_param(&mut self, name: &str) -> Result<Vec<f32>, StepError> {
-        let slot = self.param_slot(name)?;
-        Ok(self.read_slot(slot)?)
+        let param = self.param(name)?;
+        Ok(self.read_values(&param)?)
     }
 
-    /// Reads the elements of an f32 slot.
+    /// Reads the elements of a slot of floats, as f32; those of any other slot are none.
     ///
     /// # Errors
     /// A device fault.
     pub fn read_slot(&mut self, slot: Slot) -> Result<Vec<f32>, DeviceError> {
         let core = self.core_mut();
+        let dtype = core.plan.slots.spec(slot).dtype;
+        if dtype != DType::F32 {
+            let bytes = self.read_bytes(slot)?;
+            return Ok(decode(dtype, &bytes).unwrap_or_default());
+        }
         let region = core.plan.layout.region(slot);
         let mut values = vec![0.0f32; region.bytes / 4];
         let bytes = bytemuck::cast_slice_mut(&mut values);
@@ -240,7 +254,11 @@ impl<B: Backend> Session<B> {
             });
         }
         let region = core.plan.layout.region(slot);
-        let bytes = bytemuck::cast_slice(values);
+        let narrow = match spec.dtype {
+            DType::F32 => None,
+            dtype => encode(dtype, values),
+        };
+        let bytes = narrow.as_deref().unwrap_or(bytemuck::cast_slice(values));
         let written = core.backend.write(&mut core.arena, region, bytes);
         core.guarded(written)?;
         if let Some((region, bytes)) = core.plan.shadow_of(slot, values) {
@@ -282,12 +300,12 @@ impl<B: Backend> Session<B> {
         core.guarded(written)
     }
 
-    fn param_slot(&self, name: &str) -> Result<Slot, StepError> {
+    fn param(&self, name: &str) -> Result<Param, StepError> {
         let params = &self.core().plan.params;
         if let Some(param) = params.iter().find(|p| p.name == name) {
-            return Ok(param.slot);
+            return Ok(param.clone());
         }
-        let near = |p: &&crate::plan::Param| (strsim::jaro(name, &p.name) * 1e6) as u64;
+        let near = |p: &&Param| (strsim::jaro(name, &p.name) * 1e6) as u64;
         let nearest = params.iter().max_by_key(near).map(|p| p.name.clone());
         Err(StepError::UnknownTensor {
             name: name.to_owned(),

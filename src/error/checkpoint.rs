@@ -26,6 +26,22 @@ pub enum CheckpointError {
     /// The folder's configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// An adapter's configuration asks for what is not done here.
+    #[error("{file}: `{key}`: expected {expected}, found {found}")]
+    Adapter {
+        file: String,
+        key: String,
+        expected: &'static str,
+        found: String,
+    },
+    /// A quantised weight is not what can be computed with here.
+    #[error("{tensor}: `{field}` of its quantisation: expected {expected}, found {found}")]
+    Quantisation {
+        tensor: String,
+        field: &'static str,
+        expected: &'static str,
+        found: String,
+    },
     /// The file ends before the eight bytes that give the header's length.
     #[error(
         "{file}: truncated header: expected at least {expected_bytes} bytes, found {found_bytes}"

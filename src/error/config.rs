@@ -26,6 +26,8 @@ pub enum Expected {
     Number { low: Bound<f64>, high: Bound<f64> },
     /// One of these words.
     OneOf(&'static [&'static str]),
+    /// Some of these words, each once, with commas between them.
+    ListOf(&'static [&'static str]),
     /// A positive even integer.
     Even,
     /// An integer that divides the value of another key.
@@ -56,6 +58,9 @@ impl fmt::Display for Expected {
                 [word] => write!(f, "\"{word}\""),
                 words => write!(f, "one of \"{}\"", words.join("\", \"")),
             },
+            Expected::ListOf(words) => {
+                write!(f, "some of {} with commas between them", words.join(", "))
+            }
             Expected::Even => f.write_str("a positive even integer"),
             Expected::DivisorOf { key, value } => write!(f, "a divisor of {key} = {value}"),
             Expected::MultipleOf { key, value } => write!(f, "a multiple of {key} = {value}"),

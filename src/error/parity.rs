@@ -23,9 +23,9 @@ pub enum ParityError {
         column: usize,
         message: String,
     },
-    /// The record is over adapters beside a frozen base.
+    /// The record trains adapters and does not have them.
     #[error(
-        "{folder} is the record of adapters over a frozen base; this version has no adapters, so only records of whole models can be checked"
+        "{folder} is the record of adapters over a frozen base, but has no folder `adapter` with them beside the base in `base`"
     )]
     Adapters { folder: String },
     /// A size is zero.

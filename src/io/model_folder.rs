@@ -101,6 +101,14 @@ impl ModelFolder {
         self.file_of(name)?.read_f32(name, expected)
     }
 
+    /// A tensor of U8; see [`TensorFile::read_u8`].
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: missing, of another shape or type, or unreadable.
+    pub fn read_u8(&self, name: &str, expected: &[usize]) -> Result<Vec<u8>, CheckpointError> {
+        self.file_of(name)?.read_u8(name, expected)
+    }
+
     /// Checks that the model has a place for every tensor of the folder, `used` being the names
     /// it reads. Rotary frequencies that old versions saved are passed over, and so is a saved
     /// head that is tied to the embedding and equal to it.

@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::recipe_check;
+pub use super::recipe_record::{DigestSection, EvaluationSection, MetricsSection};
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
+use crate::model::lora::{Base, LoraConfig, Norms, Projection};
 use crate::model::mamba_config::Decay;
 use crate::shape::Math;
 
@@ -29,6 +31,9 @@ pub struct Recipe {
     pub warmup_steps: u32,
     /// The model, from a folder or from sizes.
     pub model: ModelSection,
+    /// Adapters beside a frozen model. Left out of the canonical text where there are none.
+    #[serde(default, skip_serializing_if = "LoraSection::is_absent")]
+    pub lora: LoraSection,
     /// Where token ids come from and how they are batched.
     pub data: DataSection,
     /// AdamW and the gradient clip.
@@ -87,6 +92,60 @@ pub enum ModelSection {
 pub struct FolderSection {
     /// The folder, relative to the recipe file's folder.
     pub path: String,
+}
+
+/// `[lora]`: every key is present when `rank` is, and none otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoraSection {
+    /// Rank of each adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// The adapters' sum is multiplied by `alpha / rank`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    /// The projections with an adapter: some of q, k, v, o, gate, up, down with commas between them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<String>,
+    /// Whether the norms are trained beside the adapters: `frozen` or `trained`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norms: Option<String>,
+    /// How the projections of the base are stored: `plain` or `nf4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    /// A PEFT folder whose adapters are trained on, relative to the recipe file's folder; drawn afresh
+    /// when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+}
+
+impl LoraSection {
+    fn is_absent(&self) -> bool {
+        *self == LoraSection::default()
+    }
+
+    /// The adapters; `None` where the whole model is trained.
+    pub fn config(&self) -> Option<LoraConfig> {
+        let rank = self.rank?;
+        let listed = |p: &Projection| {
+            let name = p.module().trim_end_matches("_proj");
+            let targets = self.targets.as_deref();
+            targets.is_none_or(|t| t.split(',').any(|n| n.trim() == name))
+        };
+        Some(LoraConfig {
+            rank,
+            alpha: self.alpha.unwrap_or(rank as f64),
+            targets: Projection::ALL.into_iter().filter(listed).collect(),
+            norms: match self.norms.as_deref() {
+                Some("trained") => Norms::Trained,
+                _ => Norms::Frozen,
+            },
+            base: match self.base.as_deref() {
+                Some("nf4") => Base::Nf4,
+                _ => Base::Plain,
+            },
+        })
+    }
 }
 
 /// Where token ids come from.
@@ -237,58 +296,6 @@ pub struct GoldenSection {
     pub trace_steps: u64,
 }
 
-/// `[digest]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DigestSection {
-    /// The root over all parameters is recorded after every so many steps; never when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub every: Option<u64>,
-}
-
-impl DigestSection {
-    fn is_absent(&self) -> bool {
-        self.every.is_none()
-    }
-}
-
-/// `[evaluation]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EvaluationSection {
-    /// The data set aside is evaluated after every so many steps and after the last; never when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub every: Option<u64>,
-    /// At most so many batches of it, the first ones; all when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub batches: Option<u64>,
-}
-
-impl EvaluationSection {
-    fn is_absent(&self) -> bool {
-        *self == EvaluationSection::default()
-    }
-}
-
-/// `[metrics]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MetricsSection {
-    /// The gradient norm of each group of parameters is recorded after every so many steps; never when
-    /// absent. Each time the gradients are copied to the host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub group_norms_every: Option<u64>,
-    /// Whether TensorBoard event files are written too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tensorboard: Option<bool>,
-}
-
-impl MetricsSection {
-    fn is_absent(&self) -> bool {
-        *self == MetricsSection::default()
-    }
-}
-
 impl Recipe {
     /// Reads a recipe file.
     ///
@@ -395,6 +402,11 @@ impl Recipe {
     /// Whether some data is kept from training, to evaluate on.
     pub fn sets_data_aside(&self) -> bool {
         self.data.source == DataSource::Sums || self.data.validation > 0.0
+    }
+
+    /// The file that errors name.
+    pub fn file(&self) -> &str {
+        &self.origin.file
     }
 
     /// The folder of `[model] path`, resolved; `None` when the model is fresh.

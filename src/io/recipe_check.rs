@@ -3,7 +3,10 @@
 use toml::{Table, Value};
 
 use super::recipe::{DataSource, ModelSection, Origin, Recipe};
-use super::recipe_keys::{Absent, KEYS, KeySpec, SECTIONS, family_has, nearest, takes_number};
+use super::recipe_keys::{
+    Absent, KEYS, KeySpec, PROJECTIONS, SECTIONS, family_has, nearest, takes_number,
+};
+use super::recipe_record;
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
 use crate::plan::GROWTH_INTERVAL;
@@ -115,6 +118,7 @@ pub(super) fn build(origin: Origin) -> Result<Recipe, ConfigError> {
     if !from_folder {
         derive_model(&mut full, file)?;
     }
+    derive_lora(&mut full, file)?;
     derive_data(&mut full);
     derive_precision(&mut full);
     let mut recipe: Recipe = full.try_into().map_err(|e| ConfigError::Unwritable {
@@ -250,6 +254,7 @@ fn check(spec: &KeySpec, value: &Value, file: &str) -> Result<Value, ConfigError
             (*x as f32).is_finite() && std::ops::RangeBounds::contains(&(*low, *high), x)
         }
         (Expected::OneOf(words), Value::String(x)) => words.contains(&x.as_str()),
+        (Expected::ListOf(words), Value::String(x)) => is_list(x, words),
         _ => false,
     };
     if fits {
@@ -267,6 +272,13 @@ fn check(spec: &KeySpec, value: &Value, file: &str) -> Result<Value, ConfigError
 fn is_name(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !text.is_empty() && !text.starts_with('.') && text.chars().all(plain)
+}
+
+/// Whether a text lists some of `words`, each once.
+fn is_list(text: &str, words: &[&str]) -> bool {
+    let named: Vec<&str> = text.split(',').map(str::trim).collect();
+    let once = |word: &&str| named.iter().filter(|n| *n == word).count() == 1;
+    named.iter().all(|n| words.contains(n) && once(n))
 }
 
 fn insert(full: &mut Table, spec: &KeySpec, value: Value) {
@@ -317,6 +329,40 @@ fn derive_model(full: &mut Table, file: &str) -> Result<(), ConfigError> {
     set_default(full, "model", "n_kv_heads", heads.map(Value::Integer));
     let seq_len = integer(full, "data", "seq_len").map(Value::Integer);
     set_default(full, "model", "max_seq_len", seq_len);
+    Ok(())
+}
+
+/// Fills in what adapters need where there are some; their keys mean nothing without a rank.
+fn derive_lora(full: &mut Table, file: &str) -> Result<(), ConfigError> {
+    let Some(rank) = integer(full, "lora", "rank") else {
+        let keys = full.get("lora").and_then(Value::as_table);
+        return match keys.is_some_and(|keys| !keys.is_empty()) {
+            false => Ok(()),
+            true => Err(ConfigError::MissingKey {
+                file: file.to_string(),
+                key: "lora.rank",
+                expected: Expected::Integer {
+                    min: 1,
+                    max: i64::from(i32::MAX),
+                },
+            }),
+        };
+    };
+    let text = |x: &str| Some(Value::String(x.to_string()));
+    set_default(full, "lora", "alpha", Some(Value::Float(rank as f64)));
+    set_default(full, "lora", "norms", text("frozen"));
+    set_default(full, "lora", "base", text("plain"));
+    // One canonical text for one set of projections: their own order, without blanks.
+    let written = full.get("lora").and_then(|l| l.get("targets"));
+    let written = written.and_then(Value::as_str).map(str::to_string);
+    let named = |p: &&&str| match &written {
+        None => true,
+        Some(list) => list.split(',').any(|n| n.trim() == **p),
+    };
+    let targets: Vec<&str> = PROJECTIONS.iter().filter(named).copied().collect();
+    if let Some(Value::Table(lora)) = full.get_mut("lora") {
+        lora.insert("targets".to_string(), Value::String(targets.join(",")));
+    }
     Ok(())
 }
 
@@ -391,31 +437,15 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
             beside: "a precision.domain other than \"f16.sm90\"",
         });
     }
-    check_evaluation(recipe, file)?;
-    check_source(recipe, file)
-}
-
-/// An evaluation needs data that training does not see, and a best checkpoint an evaluation.
-fn check_evaluation(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
-    let evaluation = &recipe.evaluation;
-    let conflict = |key, beside| {
-        Err(ConfigError::Conflict {
+    recipe_record::check(recipe, file)?;
+    if recipe.lora.adapter.is_some() && recipe.model_folder().is_none() {
+        return Err(ConfigError::Conflict {
             file: file.to_string(),
-            key,
-            beside,
-        })
-    };
-    match (evaluation.every, evaluation.batches) {
-        (Some(_), _) if !recipe.sets_data_aside() => conflict(
-            "evaluation.every",
-            "data.validation = 0, which sets no data aside",
-        ),
-        (None, Some(_)) => conflict("evaluation.batches", "no evaluation.every"),
-        (None, None) if recipe.checkpoint.keep_best == Some(true) => {
-            conflict("checkpoint.keep_best", "no evaluation.every")
-        }
-        _ => Ok(()),
+            key: "lora.adapter",
+            beside: "a fresh model, which no adapter was trained for",
+        });
     }
+    check_source(recipe, file)
 }
 
 /// A file source needs a path, and keys of another source have no meaning.
@@ -456,3 +486,7 @@ mod tests;
 #[cfg(test)]
 #[path = "recipe_mamba_tests.rs"]
 mod mamba_tests;
+
+#[cfg(test)]
+#[path = "recipe_lora_tests.rs"]
+mod lora_tests;

@@ -43,8 +43,9 @@ impl KeySpec {
 }
 
 /// The sections, in the order the canonical text has them.
-pub(super) const SECTIONS: [&str; 10] = [
+pub(super) const SECTIONS: [&str; 11] = [
     "model",
+    "lora",
     "data",
     "optimizer",
     "schedule",
@@ -91,7 +92,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 56] = {
+pub(super) const KEYS: [KeySpec; 62] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -123,6 +124,16 @@ pub(super) const KEYS: [KeySpec; 56] = {
         key("model.tie_embeddings", Expected::Flag, Flag(false)),
         key("model.max_seq_len", SIZE, Derived),
         key("model.init_std", NOT_NEGATIVE, Number(0.02)),
+        key("lora.rank", SIZE, Stays),
+        key("lora.alpha", POSITIVE, Derived),
+        key("lora.targets", Expected::ListOf(&PROJECTIONS), Derived),
+        key(
+            "lora.norms",
+            Expected::OneOf(&["frozen", "trained"]),
+            Derived,
+        ),
+        key("lora.adapter", Expected::Text, Stays),
+        key("lora.base", Expected::OneOf(&["plain", "nf4"]), Derived),
         key("data.source", Expected::OneOf(&SOURCES), Text("sums")),
         key("data.path", Expected::Text, Stays),
         key("data.tokenizer", Expected::Text, Text("bytes")),
@@ -208,6 +219,9 @@ pub(super) fn family_has(family: &str, key: &str) -> bool {
 
 /// To which tensors weight decay can apply.
 const DECAYS: [&str; 2] = ["reference", "matrices"];
+
+/// The projections on which a recipe can put adapters, by their short names.
+pub(super) const PROJECTIONS: [&str; 7] = ["q", "k", "v", "o", "gate", "up", "down"];
 
 /// The data sources a recipe can name.
 const SOURCES: [&str; 4] = ["sums", "text", "bin", "llmc"];

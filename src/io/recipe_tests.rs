@@ -22,16 +22,16 @@ seq_len = 12
 lr = 1
 "#;
 
-fn read(text: &str) -> Result<Recipe, ConfigError> {
+pub(super) fn read(text: &str) -> Result<Recipe, ConfigError> {
     Recipe::from_toml(text, "r.toml")
 }
 
-fn small() -> Recipe {
+pub(super) fn small() -> Recipe {
     read(SMALL).expect("the small recipe is right")
 }
 
 /// The error of the small recipe under one override.
-fn refused(text: &str) -> ConfigError {
+pub(super) fn refused(text: &str) -> ConfigError {
     let mut recipe = small();
     let error = recipe.set(text).expect_err(text);
     assert_eq!(recipe, small(), "a refused override changes nothing");

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Model;
 use super::config::{ModelConfig, RECIPE_NAMES};
 use super::decoder::Decoder;
+use super::lora::LoraConfig;
 use super::mamba::Mamba;
 use super::mamba_config::{Decay, MAMBA_RECIPE_NAMES, MambaConfig};
 use crate::error::ConfigError;
@@ -37,6 +38,28 @@ impl AnyConfig {
         match self {
             AnyConfig::Decoder(config) => Box::new(Decoder::new(config.clone())),
             AnyConfig::Mamba(config) => Box::new(Mamba::new(config.clone())),
+        }
+    }
+
+    /// The model, with adapters beside its frozen weights where `lora` says so; `file` is what errors name.
+    ///
+    /// # Errors
+    /// [`ConfigError::Conflict`] for adapters beside a family whose projections have none.
+    pub fn adapted(
+        &self,
+        lora: Option<LoraConfig>,
+        file: &str,
+    ) -> Result<Box<dyn Model>, ConfigError> {
+        match (self, lora) {
+            (_, None) => Ok(self.model()),
+            (AnyConfig::Decoder(config), Some(lora)) => {
+                Ok(Box::new(Decoder::with_adapters(config.clone(), lora)))
+            }
+            (AnyConfig::Mamba(_), Some(_)) => Err(ConfigError::Conflict {
+                file: file.to_string(),
+                key: "lora.rank",
+                beside: "Mamba, whose projections have no adapters",
+            }),
         }
     }
 
@@ -118,5 +141,47 @@ impl AnyConfig {
             AnyConfig::Decoder(config) => config.validate_in(file, &RECIPE_NAMES),
             AnyConfig::Mamba(config) => config.validate_in(file, &MAMBA_RECIPE_NAMES),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::lora::{Base, Norms, Projection};
+    use crate::model::mamba_config::MambaFamily;
+
+    #[test]
+    fn adapters_beside_a_family_without_them_are_refused() {
+        let config = MambaConfig {
+            family: MambaFamily::Mamba,
+            vocab_size: 9,
+            d_model: 40,
+            n_layers: 2,
+            expand: 2,
+            d_state: 4,
+            d_conv: 4,
+            dt_rank: 3,
+            rms_norm_eps: 1e-5,
+            tie_embeddings: true,
+            init_std: 0.02,
+            decay: Decay::Reference,
+        };
+        let lora = LoraConfig {
+            rank: 4,
+            alpha: 4.0,
+            targets: Projection::ALL.into(),
+            norms: Norms::Frozen,
+            base: Base::Plain,
+        };
+        let config = AnyConfig::from(config);
+        assert!(config.adapted(None, "r.toml").is_ok());
+        let refused = config.adapted(Some(lora), "r.toml").err();
+        assert!(
+            matches!(
+                &refused,
+                Some(ConfigError::Conflict { key: "lora.rank", file, .. }) if file == "r.toml"
+            ),
+            "{refused:?}"
+        );
     }
 }

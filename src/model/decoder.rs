@@ -6,6 +6,7 @@
 //! residual addition of a sublayer is part of the next norm.
 
 use super::config::{Family, ModelConfig};
+use super::lora::{Linear, LoraConfig, Projection};
 use super::params::{Init, ParamGroup, ParamSpec};
 use super::stream::{Norm, Stream};
 use super::{Derived, Head, Model};
@@ -14,7 +15,6 @@ use crate::num;
 use crate::op::Slot;
 use crate::op::attention::{Attention, AttentionShape};
 use crate::op::embed::Embed;
-use crate::op::matmul::Matmul;
 use crate::op::rope::{Heads, QkNormRope, Rope};
 use crate::op::swiglu::SwiGlu;
 use crate::plan::{ParamSlots, StepInputs};
@@ -32,12 +32,38 @@ const ROPE_TABLE: &str = "rope_table";
 #[derive(Clone, Debug)]
 pub struct Decoder {
     config: ModelConfig,
+    lora: Option<LoraConfig>,
 }
 
 impl Decoder {
     /// The model of a configuration.
     pub fn new(config: ModelConfig) -> Self {
-        Decoder { config }
+        Decoder { config, lora: None }
+    }
+
+    /// The model with everything frozen but adapters, and norms where they are trained too.
+    pub fn with_adapters(config: ModelConfig, lora: LoraConfig) -> Self {
+        let lora = Some(lora);
+        Decoder { config, lora }
+    }
+
+    /// The products of a layer: queries, keys and values; output; gate and up; down.
+    fn linears(&self, layer: usize) -> [Linear; 4] {
+        use Projection::{Down, Gate, Key, Output, Query, Up, Value};
+        let c = &self.config;
+        let (queries, keys) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        let linear = |module: &str, members: &[(Projection, usize)], n_in| Linear {
+            module: format!("model.layers.{layer}.{module}"),
+            members: members.to_vec(),
+            n_in,
+        };
+        let qkv = [(Query, queries), (Key, keys), (Value, keys)];
+        [
+            linear("self_attn", &qkv, c.d_model),
+            linear("self_attn", &[(Output, c.d_model)], queries),
+            linear("mlp", &[(Gate, c.d_ff), (Up, c.d_ff)], c.d_model),
+            linear("mlp", &[(Down, c.d_model)], c.d_ff),
+        ]
     }
 
     fn heads(&self) -> Heads {
@@ -139,19 +165,12 @@ impl Decoder {
         let weight = |suffix: &str| params.get(&format!("model.layers.{layer}.self_attn.{suffix}"));
         let local = |what: &str| format!("layers.{layer}.{what}");
         let mut reads = vec![h, program.product_operand(weight("qkv_proj.weight")?)?];
-        let bias = c.family == Family::Qwen2;
-        if bias {
+        if c.family == Family::Qwen2 {
             reads.push(weight("qkv_proj.bias")?);
         }
         let mut qkv = program.narrow_activation(local("qkv"), [rows, heads.columns()]);
-        let product = Matmul {
-            rows,
-            n_in: c.d_model,
-            n_out: heads.columns(),
-            bias,
-            math: program.math,
-        };
-        program.call(product, reads, vec![qkv]);
+        let [fused, output, ..] = self.linears(layer);
+        fused.emit(program, params, self.lora.as_ref(), (reads, qkv))?;
         qkv = self.rotate(program, params, inputs, (layer, qkv))?;
         let o = program.narrow_activation(local("attention"), [rows, heads.query_columns()]);
         let lse = program.activation(local("lse"), [rows, heads.n_heads]);
@@ -163,15 +182,9 @@ impl Decoder {
         let math = program.math;
         program.call(Attention { shape, math }, vec![qkv], vec![o, lse]);
         let y = program.narrow_activation(local("attention_out"), [rows, c.d_model]);
-        let product = Matmul {
-            rows,
-            n_in: heads.query_columns(),
-            n_out: c.d_model,
-            bias: false,
-            math,
-        };
         let projection = program.product_operand(weight("o_proj.weight")?)?;
-        program.call(product, vec![o, projection], vec![y]);
+        let operands = (vec![o, projection], y);
+        output.emit(program, params, self.lora.as_ref(), operands)?;
         Ok(y)
     }
 
@@ -228,27 +241,16 @@ impl Decoder {
         let weight = |suffix: &str| params.get(&format!("model.layers.{layer}.mlp.{suffix}"));
         let gate_up =
             program.narrow_activation(format!("layers.{layer}.gate_up"), [rows, 2 * d_ff]);
-        let product = Matmul {
-            rows,
-            n_in: d,
-            n_out: 2 * d_ff,
-            bias: false,
-            math,
-        };
+        let [_, _, fused, down] = self.linears(layer);
         let projections = program.product_operand(weight("gate_up_proj.weight")?)?;
-        program.call(product, vec![h, projections], vec![gate_up]);
+        let operands = (vec![h, projections], gate_up);
+        fused.emit(program, params, self.lora.as_ref(), operands)?;
         let a = program.narrow_activation(format!("layers.{layer}.swiglu"), [rows, d_ff]);
         program.call(SwiGlu { rows, d_ff, math }, vec![gate_up], vec![a]);
         let y = program.narrow_activation(format!("layers.{layer}.mlp_out"), [rows, d]);
-        let product = Matmul {
-            rows,
-            n_in: d_ff,
-            n_out: d,
-            bias: false,
-            math,
-        };
         let projection = program.product_operand(weight("down_proj.weight")?)?;
-        program.call(product, vec![a, projection], vec![y]);
+        let operands = (vec![a, projection], y);
+        down.emit(program, params, self.lora.as_ref(), operands)?;
         Ok(y)
     }
 }
@@ -266,6 +268,13 @@ impl Model for Decoder {
         groups.push(ParamGroup::single(FINAL_NORM, [c.d_model], Init::Ones));
         if !c.tie_embeddings {
             groups.push(ParamGroup::single(LM_HEAD, [c.vocab_size, c.d_model], std));
+        }
+        if let Some(lora) = &self.lora {
+            for group in &mut groups {
+                group.training = lora.training_of(group);
+            }
+            let linears = (0..c.n_layers).flat_map(|layer| self.linears(layer));
+            groups.extend(linears.flat_map(|linear| lora.parameters(&linear)));
         }
         groups
     }

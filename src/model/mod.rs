@@ -3,6 +3,7 @@
 pub mod any;
 pub mod config;
 pub mod decoder;
+pub mod lora;
 pub mod mamba;
 pub mod mamba_config;
 pub mod params;

@@ -12,6 +12,10 @@ pub enum Init {
     Normal {
         std: f32,
     },
+    /// Uniform numbers in `[-bound, bound)`, from Philox.
+    Uniform {
+        bound: f32,
+    },
     Ones,
     Zeros,
     /// `log(i + 1)` in column `i`, of the `libm` crate in f64, rounded once.
@@ -34,6 +38,10 @@ pub enum Training {
     Undecayed,
     /// Never changed.
     Frozen,
+    /// Never changed and read by products alone, so it is stored as they read it.
+    FrozenProduct,
+    /// Never changed, and stored as NF4.
+    Packed,
 }
 
 /// One named tensor.

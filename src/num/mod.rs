@@ -9,11 +9,13 @@ pub mod chain;
 pub mod element;
 pub mod elementary;
 pub mod lanes;
+pub mod nf4;
 pub mod normal;
 pub mod philox;
 pub mod round;
 pub mod tensor_model;
 pub mod tensor_step;
 pub mod tree;
+pub mod uniform;
 
 pub use elementary::{ACCURACY, Accuracy, cos, exp, log, sigmoid, sin, sin_cos, softplus};

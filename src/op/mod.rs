@@ -12,7 +12,9 @@ pub mod clip;
 pub mod conv1d;
 pub mod cross_entropy;
 pub mod embed;
+pub mod lora;
 pub mod matmul;
+pub mod nf4;
 pub mod rms_norm;
 pub mod rope;
 pub mod scan;
@@ -228,6 +230,12 @@ ops! {
     GradSquares(clip::GradSquares),
     Clip(clip::Clip),
     AdamW(adamw::AdamW),
+    Dequantise(nf4::Dequantise),
+    LoraDown(lora::LoraDown),
+    LoraDownGradInput(lora::LoraDownGradInput),
+    LoraUp(lora::LoraUp),
+    LoraUpGradInput(lora::LoraUpGradInput),
+    LoraUpGradWeight(lora::LoraUpGradWeight),
 }
 
 /// The op's name and its attributes as `stem{key=value,…}`, the form manifests hold.

@@ -6,19 +6,26 @@ use serde::Deserialize;
 
 use crate::data::{Batch, IGNORE};
 use crate::engine::Hyper;
-use crate::error::{CheckpointError, ParityError};
-use crate::io::{ModelFolder, TensorFile};
+use crate::error::{CheckpointError, Error, ParityError};
+use crate::io::{AdapterFolder, ModelFolder, TensorFile};
+use crate::model::lora::Base;
 use crate::model::mamba_config::Decay;
 use crate::plan::{Plan, PlanConfig};
 use crate::shape::Math;
 
 const JSON: &str = "reference.json";
 const TENSORS: &str = "reference.safetensors";
+/// The adapters' folder, where the record is of adapters.
+const ADAPTER: &str = "adapter";
+/// The folder of the model under the adapters.
+const BASE: &str = "base";
 
 /// A recorded run: the model it started from, and what it computed.
 #[derive(Debug)]
 pub struct Reference {
     pub(super) model: ModelFolder,
+    /// The adapters that are trained, the model being their frozen base.
+    pub(super) adapter: Option<AdapterFolder>,
     pub(super) tensors: TensorFile,
     pub(super) json: ReferenceJson,
     json_path: String,
@@ -37,6 +44,9 @@ pub(super) struct ReferenceJson {
     pub loss: Vec<f64>,
     pub grad_norm: Vec<f64>,
     trainable: Vec<String>,
+    /// Whether the projections of the base were quantised first.
+    #[serde(default)]
+    nf4: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -59,11 +69,6 @@ impl Reference {
     /// # Errors
     /// [`ParityError`] names the file and what was expected and found.
     pub fn open(folder: &Path) -> Result<Self, ParityError> {
-        if !folder.join("config.json").exists() && folder.join("adapter").is_dir() {
-            return Err(ParityError::Adapters {
-                folder: folder.display().to_string(),
-            });
-        }
         let path = folder.join(JSON);
         let json_path = path.display().to_string();
         let text = std::fs::read_to_string(&path).map_err(|source| ParityError::Read {
@@ -77,13 +82,22 @@ impl Reference {
             message: e.to_string(),
         })?;
         json.check(&json_path)?;
-        if json.trainable.iter().any(|name| name.contains(".lora_")) {
+        let has_adapter = folder.join(ADAPTER).is_dir();
+        if !has_adapter && json.trainable.iter().any(|name| name.contains(".lora_")) {
             return Err(ParityError::Adapters {
                 folder: folder.display().to_string(),
             });
         }
+        let (model, adapter) = match has_adapter {
+            false => (ModelFolder::open(folder)?, None),
+            true => {
+                let adapter = AdapterFolder::open(&folder.join(ADAPTER))?;
+                (ModelFolder::open(&folder.join(BASE))?, Some(adapter))
+            }
+        };
         Ok(Reference {
-            model: ModelFolder::open(folder)?,
+            model,
+            adapter,
             tensors: TensorFile::open(&folder.join(TENSORS))?,
             json,
             json_path,
@@ -98,8 +112,8 @@ impl Reference {
     /// The model as a program of the recorded sizes; sums over tokens are one grain.
     ///
     /// # Errors
-    /// Sizes that an op does not support.
-    pub(super) fn plan(&self, math: Math) -> Result<Plan, crate::error::PlanError> {
+    /// Adapters beside a family that has none; sizes that an op does not support.
+    pub(super) fn plan(&self, math: Math) -> Result<Plan, Error> {
         let json = &self.json;
         let config = PlanConfig {
             beta1: json.hyper.beta1,
@@ -110,18 +124,27 @@ impl Reference {
         };
         // A record's optimizer decays every tensor of two or more dimensions.
         let model = self.model.config().clone().with_decay(Decay::Matrices);
-        Plan::build(model.model().as_ref(), config)
+        let lora = self.adapter.as_ref().map(|adapter| {
+            let mut lora = adapter.config().clone();
+            if json.nf4 {
+                lora.base = Base::Nf4;
+            }
+            lora
+        });
+        let file = &self.json_path;
+        Ok(Plan::build(model.adapted(lora, file)?.as_ref(), config)?)
     }
 
     /// Checks that the record trains exactly the parameters of the plan.
     pub(super) fn check_trainable(&self, plan: &Plan) -> Result<(), ParityError> {
         let file = self.json_path.clone();
         let trainable = &self.json.trainable;
-        let known = |name: &&String| plan.params.iter().any(|p| p.name == **name);
+        let mut trained = plan.params.iter().filter(|p| p.state.is_some());
+        let known = |name: &&String| trained.clone().any(|p| p.name == **name);
         if let Some(tensor) = trainable.iter().find(|name| !known(name)).cloned() {
             return Err(ParityError::UnknownTrainable { file, tensor });
         }
-        match plan.params.iter().find(|p| !trainable.contains(&p.name)) {
+        match trained.find(|p| !trainable.contains(&p.name)) {
             None => Ok(()),
             Some(p) => Err(ParityError::Frozen {
                 file,
@@ -268,13 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_a_record_and_one_of_adapters_say_so() {
+    fn a_folder_without_a_record_or_without_weights_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let missing = Reference::open(folder.path());
         assert!(matches!(missing, Err(ParityError::Read { .. })));
-        std::fs::create_dir(folder.path().join("adapter")).unwrap();
-        let adapters = Reference::open(folder.path());
-        assert!(matches!(adapters, Err(ParityError::Adapters { .. })));
         for file in [JSON, "config.json"] {
             let from = fixture("llama-tied").join(file);
             std::fs::copy(from, folder.path().join(file)).unwrap();

@@ -18,7 +18,7 @@ use crate::op::carry_state::CarryState;
 use crate::op::clip::{Clip, GradSquares, LossScaling};
 use crate::op::{OpCall, Slot};
 use crate::program::{ProgramBuilder, SlotTable};
-use crate::shape::{DType, Math, Role, TensorSpec};
+use crate::shape::{DType, Math, Role, Shape, TensorSpec};
 
 mod backbone;
 mod head;
@@ -114,6 +114,23 @@ pub struct Param {
     pub state: Option<ParamState>,
     pub init: Init,
     pub training: Training,
+    pub stored: Stored,
+}
+
+/// How a parameter lies in its slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// As f32.
+    Plain,
+    /// As NF4: the slot holds the codes.
+    Packed {
+        /// The block maxima, which are a parameter of their own.
+        maxima: Slot,
+        /// The shape of the weight.
+        shape: Shape,
+    },
+    /// As f32, but it follows from the parameter before it: the block maxima of NF4.
+    Maxima,
 }
 
 /// The slots AdamW keeps for a parameter.
@@ -352,6 +369,14 @@ impl Plan {
         Some((place, encode(storage, values)?))
     }
 
+    /// The shape of a parameter, as files have it.
+    pub fn shape_of<'a>(&'a self, param: &'a Param) -> &'a Shape {
+        match &param.stored {
+            Stored::Packed { shape, .. } => shape,
+            _ => &self.slots.spec(param.slot).shape,
+        }
+    }
+
     /// Tokens of one step.
     pub fn tokens(&self) -> usize {
         self.inputs.rows()
@@ -361,7 +386,8 @@ impl Plan {
     pub fn parameter_count(&self) -> usize {
         self.params
             .iter()
-            .map(|p| self.slots.spec(p.slot).shape.elements())
+            .filter(|p| p.stored != Stored::Maxima)
+            .map(|p| self.shape_of(p).elements())
             .sum()
     }
 
@@ -437,60 +463,4 @@ fn check_reached(slots: &SlotTable, params: &[Param], reached: &[Slot]) -> Resul
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::config::{Family, ModelConfig};
-    use crate::model::decoder::Decoder;
-
-    fn tiny(family: Family, tie_embeddings: bool, vocab_size: usize) -> Decoder {
-        Decoder::new(ModelConfig {
-            family,
-            vocab_size,
-            d_model: 64,
-            n_layers: 2,
-            n_heads: 4,
-            n_kv_heads: 2,
-            head_dim: 16,
-            d_ff: 96,
-            rope_theta: 1e4,
-            rms_norm_eps: 1e-5,
-            tie_embeddings,
-            max_seq_len: 32,
-            init_std: 0.02,
-        })
-    }
-
-    fn config(batch: usize, seq_len: usize, grain: usize) -> PlanConfig {
-        PlanConfig {
-            grain,
-            ..PlanConfig::of(batch, seq_len)
-        }
-    }
-
-    #[test]
-    fn every_family_plans() {
-        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
-            for tied in [false, true] {
-                let plan = Plan::build(&tiny(family, tied, 160), config(3, 24, 3)).unwrap();
-                println!("{}", plan.manifest().text());
-                println!("{}", plan.layout.describe());
-            }
-        }
-    }
-
-    #[test]
-    fn a_large_vocabulary_is_processed_in_row_chunks() {
-        let vocab = 1 << 20;
-        let plan = Plan::build(&tiny(Family::Llama, false, vocab), config(5, 256, 5)).unwrap();
-        let chunks: Vec<usize> = plan.logits.iter().map(|c| c.1).collect();
-        assert_eq!(chunks, [0, 256, 512, 768, 1024]);
-        let logits = plan.slots.spec(plan.logits[0].0).bytes();
-        assert_eq!(logits, 256 * vocab * 4, "one chunk of 1 GiB, not five");
-        let merges = plan
-            .calls(ProgramKind::Step)
-            .iter()
-            .filter(|c| matches!(c.op, crate::op::Op::TreeAdd(_)))
-            .count();
-        assert_eq!(merges, 4, "five leaves make four merges");
-    }
-}
+mod tests;

@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::backbone;
 use super::{
     Carried, Param, ParamArenas, ParamSlots, ParamState, PlanConfig, StepInputs, StepOutputs,
+    Stored,
 };
 use crate::error::PlanError;
 use crate::model::Model;
 use crate::model::params::{ParamGroup, Training};
+use crate::num::nf4::{blocks, packed_bytes};
 use crate::op::Slot;
 use crate::op::step_values::{LOSS_SCALE_WORDS, REPORT_WORDS, SCALAR_WORDS};
-use crate::program::ProgramBuilder;
+use crate::program::{PackedPart, ProgramBuilder};
 use crate::shape::{DType, Role, Shape, TensorSpec};
 
 /// A parameter group starts at a multiple of this many elements of its arena.
@@ -41,11 +43,7 @@ pub fn parameters(
         }
     }
     let of = |training: Training| groups.iter().filter(move |g| g.training == training);
-    let size = |training| -> usize {
-        of(training)
-            .map(|g| g.elements().next_multiple_of(GROUP_ALIGNMENT))
-            .sum()
-    };
+    let size = |training| size_of(groups, training);
     let decayed = size(Training::Decayed);
     let trained = decayed + size(Training::Undecayed);
     let mut arena = |name: &str, role| {
@@ -84,6 +82,9 @@ pub fn parameters(
             (&mut params, &mut slots),
         )?;
     }
+    place_products(program, groups, (&mut params, &mut slots))?;
+    let packed: Vec<&ParamGroup> = of(Training::Packed).collect();
+    place_packed(program, &packed, (&mut params, &mut slots))?;
     Ok(Placed {
         params,
         groups: slots,
@@ -128,6 +129,7 @@ fn place_groups<'g>(
                 state,
                 init: tensor.init,
                 training: group.training,
+                stored: Stored::Plain,
             });
             at += tensor.shape.elements();
         }
@@ -136,6 +138,85 @@ fn place_groups<'g>(
     Ok(())
 }
 
+/// Elements of all groups of a kind, each padded to where the next may start.
+fn size_of(groups: &[ParamGroup], training: Training) -> usize {
+    let groups = groups.iter().filter(|g| g.training == training);
+    groups
+        .map(|g| g.elements().next_multiple_of(GROUP_ALIGNMENT))
+        .sum()
+}
+
+/// Frozen weights that products alone read, stored as they read them.
+fn place_products(
+    program: &mut ProgramBuilder,
+    groups: &[ParamGroup],
+    targets: (&mut Vec<Param>, &mut ParamSlots),
+) -> Result<(), PlanError> {
+    let kind = Training::FrozenProduct;
+    let elements = size_of(groups, kind);
+    if elements == 0 {
+        return Ok(());
+    }
+    let storage = program.math.storage();
+    let spec = TensorSpec::new("frozen_products", [elements], storage, Role::Frozen);
+    let root = program.slots.add(spec);
+    let groups = groups.iter().filter(|g| g.training == kind);
+    place_groups(program, groups, (root, None), targets)
+}
+
+/// Codes and block maxima of each tensor, and one scratch for the numbers of any one group.
+fn place_packed(
+    program: &mut ProgramBuilder,
+    groups: &[&ParamGroup],
+    (params, slots): (&mut Vec<Param>, &mut ParamSlots),
+) -> Result<(), PlanError> {
+    let Some(most) = groups.iter().map(|g| g.elements()).max() else {
+        return Ok(());
+    };
+    let storage = program.math.storage();
+    let spec = TensorSpec::new("dequantised", [most], storage, Role::Scratch);
+    let scratch = program.slots.add(spec);
+    for group in groups {
+        let whole = program.slots.view(scratch, 0, &group.name, group.shape())?;
+        slots.0.insert(group.name.clone(), whole);
+        let (mut parts, mut start) = (Vec::new(), 0);
+        for tensor in &group.tensors {
+            let elements = tensor.shape.elements();
+            let mut add = |name: String, count: usize, dtype| {
+                let spec = TensorSpec::new(name, [count], dtype, Role::Frozen);
+                program.slots.add(spec)
+            };
+            let codes = add(tensor.name.clone(), packed_bytes(elements), DType::U8);
+            let name = format!("{}.absmax", tensor.name);
+            let maxima = add(name.clone(), blocks(elements), DType::F32);
+            let view = format!("dequantised.{}", tensor.name);
+            let weight = program
+                .slots
+                .view(scratch, start, view, tensor.shape.clone())?;
+            start += elements;
+            parts.push(PackedPart {
+                codes,
+                maxima,
+                weight,
+            });
+            let shape = tensor.shape.clone();
+            let stored = [Stored::Packed { maxima, shape }, Stored::Maxima];
+            let names = [(tensor.name.clone(), codes), (name, maxima)];
+            for ((name, slot), stored) in names.into_iter().zip(stored) {
+                params.push(Param {
+                    name,
+                    slot,
+                    state: None,
+                    init: tensor.init,
+                    training: group.training,
+                    stored,
+                });
+            }
+        }
+        program.pack(whole, parts);
+    }
+    Ok(())
+}
 /// The derived tensors and what they hold.
 type DerivedValues = Vec<(Slot, Vec<f32>)>;
 

@@ -13,7 +13,8 @@ use crate::engine::Session;
 use crate::error::{CheckpointError, Error, RunError};
 use crate::io::atomic::write_whole;
 use crate::io::recipe::{DataSource, ModelSection, Recipe};
-use crate::io::{ModelFolder, write_model_folder};
+use crate::io::{ModelFolder, write_adapter_folder, write_model_folder};
+use crate::model::lora::{LoraConfig, PEFT_PREFIX};
 
 const TOKENIZER: &str = "tokenizer.json";
 
@@ -152,6 +153,39 @@ impl RunFolder {
         self.write(name, &(text + "\n"))
     }
 
+    /// Writes the session's adapters as `adapter/`, which PEFT loads; norms that are trained beside
+    /// them stand in the same file.
+    fn write_adapters<B: Backend>(
+        &self,
+        recipe: &Recipe,
+        lora: &LoraConfig,
+        session: &mut Session<B>,
+    ) -> Result<(), Error> {
+        let plan = session.plan().clone();
+        let trained = plan.params.iter().filter(|p| p.state.is_some());
+        let mut tensors = Vec::new();
+        for param in trained {
+            let name = match param.name.starts_with(PEFT_PREFIX) {
+                true => param.name.clone(),
+                false => format!("{PEFT_PREFIX}{}", param.name),
+            };
+            let dims = plan.shape_of(param).dims();
+            tensors.push((name, dims, session.read_slot(param.slot)?));
+        }
+        let tensors = tensors
+            .iter()
+            .map(|(n, d, v)| (n.as_str(), *d, v.as_slice()));
+        let base = recipe.model_folder();
+        let base = base.map(|path| path.display().to_string());
+        let folder = self.path.join("adapter");
+        Ok(write_adapter_folder(
+            &folder,
+            lora,
+            base.as_deref(),
+            tensors,
+        )?)
+    }
+
     /// Writes the session's parameters as `model/`, with the tokenizer of the data or of the folder
     /// the model came from.
     ///
@@ -162,6 +196,9 @@ impl RunFolder {
         recipe: &Recipe,
         session: &mut Session<B>,
     ) -> Result<(), Error> {
+        if let Some(lora) = recipe.lora.config() {
+            return self.write_adapters(recipe, &lora, session);
+        }
         let folder = self.path.join("model");
         let plan = session.plan().clone();
         let mut values = Vec::with_capacity(plan.params.len());
@@ -274,6 +311,9 @@ pub fn recipe_text(recipe: &Recipe) -> Result<String, Error> {
     }
     if let ModelSection::Folder(folder) = &mut moved.model {
         folder.path = absolute(&folder.path);
+    }
+    if let Some(path) = &mut moved.lora.adapter {
+        *path = absolute(path);
     }
     Ok(moved.to_toml()?)
 }

@@ -345,7 +345,14 @@ fn fixture(name: &str) -> String {
 
 #[test]
 fn parity_holds_on_every_recorded_model() {
-    for name in ["llama-gqa", "llama-tied", "qwen2-bias", "qwen3-qknorm"] {
+    for name in [
+        "llama-gqa",
+        "llama-tied",
+        "qwen2-bias",
+        "qwen3-qknorm",
+        "lora-qv",
+        "qlora-nf4-all",
+    ] {
         let said = bitstep(&["parity", &fixture(name)]);
         assert_eq!(said.code, 0, "{said:?}");
         assert!(said.out.contains("parity holds"), "{said:?}");
@@ -370,12 +377,14 @@ fn parity_fails_beyond_each_tolerance() {
 }
 
 #[test]
-fn parity_refuses_records_of_adapters() {
+fn parity_refuses_records_of_adapters_that_are_not_there() {
     let folder = tempfile::tempdir().expect("a folder");
-    fs::create_dir(folder.path().join("adapter")).expect("creates");
+    let record = "reference.json";
+    let from = Path::new(&fixture("lora-qv")).join(record);
+    fs::copy(from, folder.path().join(record)).expect("copies");
     let said = bitstep(&["parity", &folder.path().display().to_string()]);
     assert_eq!(said.code, 4, "{said:?}");
-    assert!(said.err.contains("no adapters"), "{said:?}");
+    assert!(said.err.contains("no folder `adapter`"), "{said:?}");
 }
 
 #[test]

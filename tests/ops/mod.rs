@@ -5,6 +5,7 @@ mod attention;
 mod bits;
 mod differences;
 mod faults;
+mod lora;
 mod mamba;
 mod mamba_differences;
 mod matmul;

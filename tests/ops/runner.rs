@@ -28,6 +28,7 @@ pub enum Values {
     Bf16(Vec<u16>),
     /// Bits.
     F16(Vec<u16>),
+    U8(Vec<u8>),
 }
 
 impl Values {
@@ -63,6 +64,7 @@ impl Values {
             Values::U32(_) => DType::U32,
             Values::Bf16(_) => DType::Bf16,
             Values::F16(_) => DType::F16,
+            Values::U8(_) => DType::U8,
         }
     }
 
@@ -79,6 +81,7 @@ impl Values {
             Values::I32(v) => bytemuck::cast_slice(v),
             Values::U32(v) => bytemuck::cast_slice(v),
             Values::Bf16(v) | Values::F16(v) => bytemuck::cast_slice(v),
+            Values::U8(v) => v,
         }
     }
 
@@ -106,7 +109,7 @@ impl Values {
             DType::U32 => Values::U32(elements(bytes)),
             DType::Bf16 => Values::Bf16(elements(bytes)),
             DType::F16 => Values::F16(elements(bytes)),
-            other => panic!("no op of the suite has an operand of {other}"),
+            DType::U8 => Values::U8(bytes.to_vec()),
         }
     }
 
@@ -120,7 +123,7 @@ impl Values {
             DType::F64 => Values::F64((0..n).map(|_| numbers.uniform(0.0, 2.0)).collect()),
             DType::I32 => Values::I32((0..n).map(|_| numbers.below(2) as i32).collect()),
             DType::U32 => Values::U32((0..n).map(|_| numbers.below(2) as u32).collect()),
-            other => panic!("no op of the suite has an operand of {other}"),
+            DType::U8 => Values::U8((0..n).map(|_| numbers.below(256) as u8).collect()),
         }
     }
 
@@ -131,7 +134,7 @@ impl Values {
             DType::I32 => Values::I32(vec![-1; n]),
             DType::U32 => Values::U32(vec![u32::MAX; n]),
             DType::Bf16 | DType::F16 => Values::stored(dtype, &vec![f32::NAN; n]),
-            other => panic!("no op of the suite has an operand of {other}"),
+            DType::U8 => Values::U8(vec![u8::MAX; n]),
         }
     }
 }
@@ -316,6 +319,12 @@ pub fn with_math(op: &Op, math: Math) -> Op {
         Op::ScanGrad(op) => op.math = math,
         Op::CrossEntropy(op) => op.math = math,
         Op::AdamW(op) => op.math = math,
+        Op::Dequantise(op) => op.math = math,
+        Op::LoraDown(op) => op.math = math,
+        Op::LoraDownGradInput(op) => op.math = math,
+        Op::LoraUp(op) => op.math = math,
+        Op::LoraUpGradInput(op) => op.math = math,
+        Op::LoraUpGradWeight(op) => op.math = math,
         Op::Clip(op) => {
             op.loss_scaling = math
                 .scales_loss()
@@ -430,6 +439,7 @@ pub fn first_difference(found: &Values, expected: &Values) -> Option<String> {
         Values::I32(v) => v[i].to_string(),
         Values::U32(v) => v[i].to_string(),
         Values::Bf16(v) => format!("{:e} ({:04x})", half::bf16::from_bits(v[i]).to_f32(), v[i]),
+        Values::U8(v) => v[i].to_string(),
         Values::F16(v) => format!("{:e} ({:04x})", half::f16::from_bits(v[i]).to_f32(), v[i]),
     };
     let pairs = found
