@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use super::bitstep;
 use super::train::{TINY, assert_refused, metrics, path, value, workplace};
@@ -256,7 +257,12 @@ fn a_killed_run_goes_on_from_its_newest_checkpoint() {
         ];
         let args = [&["train", recipe.as_str(), "--out", &run][..], &sets].concat();
         let mut child = long_run(&args);
-        std::thread::sleep(std::time::Duration::from_millis(50 + pause_ms));
+        // The first checkpoint takes its time where the machine is busy.
+        while steps(&run).is_empty() {
+            assert!(child.try_wait().expect("waits").is_none(), "still runs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(pause_ms));
         send("-KILL", &child);
         child.wait().expect("ends");
         let newest = *steps(&run).last().expect("a checkpoint");

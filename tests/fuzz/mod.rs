@@ -126,6 +126,11 @@ fn model_configurations_are_read_whole_or_refused() {
 }
 
 #[test]
+fn adapter_configurations_are_read_whole_or_refused() {
+    fuzz(targets::adapter_configuration());
+}
+
+#[test]
 fn metrics_are_read_whole_or_refused() {
     fuzz(targets::metrics());
 }

@@ -11,7 +11,7 @@ use bitstep::engine::run::Run;
 use bitstep::golden::GoldenFile;
 use bitstep::io::checkpoint::{self, LocalDisk, StoredCheckpoint};
 use bitstep::io::tensors::TensorFile;
-use bitstep::io::{ModelFolder, Recipe};
+use bitstep::io::{AdapterFolder, ModelFolder, Recipe};
 use bitstep::report::RunHistory;
 
 use super::{ACCEPTED, Target};
@@ -371,6 +371,35 @@ pub fn model_configuration() -> Target {
             "null",
             "true",
             "1.5",
+        ],
+        read: Box::new(read),
+    }
+}
+
+/// The `adapter_config.json` of an adapter whose weights are whole.
+pub fn adapter_configuration() -> Target {
+    let place = folder();
+    let from = fixture("tests/fixtures/lora-qv/adapter");
+    let (weights, config) = ("adapter_model.safetensors", "adapter_config.json");
+    std::fs::copy(from.join(weights), place.path().join(weights)).expect("copies");
+    let seed = std::fs::read(from.join(config)).expect("a configuration");
+    let read = move |input: &[u8]| {
+        std::fs::write(place.path().join(config), input).expect("writes");
+        said(AdapterFolder::open(place.path()), |adapter| {
+            let same = adapter.check_scale(adapter.config());
+            same.expect("an adapter has the scale of its own configuration");
+        })
+    };
+    Target {
+        name: "adapter configuration",
+        seeds: vec![seed],
+        words: &[
+            "\"r\": 0,",
+            "\"lora_alpha\": 1e300,",
+            "\"use_rslora\": true,",
+            "\"target_modules\": \"all-linear\",",
+            "null",
+            "[]",
         ],
         read: Box::new(read),
     }
