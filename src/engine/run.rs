@@ -157,14 +157,57 @@ impl<B: Backend> Run<B> {
     /// # Errors
     /// A recipe that sets nothing aside; data that cannot be read; a device fault.
     pub fn validate(&mut self) -> Result<Validation, Error> {
+        self.validate_first(u64::MAX)
+    }
+
+    /// Loss and hits over the first `most` batches of the validation split.
+    ///
+    /// # Errors
+    /// As [`Run::validate`].
+    pub fn validate_first(&mut self, most: u64) -> Result<Validation, Error> {
         let data = &self.recipe.data;
         let (batch, seq_len) = (data.batch, data.seq_len);
         // Each window of validation is a sequence of its own.
         self.start_as(Start::Fresh)?;
-        let mut batches = self.loader.validation_batches(batch, seq_len)?;
+        let batches = self.loader.validation_batches(batch, seq_len)?;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut found = Validation::default();
-        batches.try_for_each(|batch| found.add(&mut self.trainer, &batch?))?;
+        for batch in batches.take(most) {
+            found.add(&mut self.trainer, &batch?)?;
+        }
         Ok(found)
+    }
+
+    /// Loss and hits on the data set aside, where the recipe asks for them after this step:
+    /// `evaluation.every` and the last step. Training goes on with the bits it would have had.
+    ///
+    /// # Errors
+    /// As [`Run::validate`].
+    pub fn validation_after(&mut self, report: &StepReport) -> Result<Option<Validation>, Error> {
+        let section = &self.recipe.evaluation;
+        let taken = report.step + 1;
+        let last = taken == self.recipe.steps;
+        match section.every {
+            Some(every) if last || taken.is_multiple_of(every) => {
+                let most = section.batches.unwrap_or(u64::MAX);
+                Ok(Some(self.validate_first(most)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The sum of squares of each parameter's gradient in the step just taken, where the recipe asks
+    /// for it: `metrics.group_norms_every`.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn grad_squares_after(&mut self, report: &StepReport) -> Result<Option<Vec<f64>>, Error> {
+        match self.recipe.metrics.group_norms_every {
+            Some(every) if (report.step + 1).is_multiple_of(every) => {
+                Ok(Some(self.trainer.session_mut().grad_squares()?))
+            }
+            _ => Ok(None),
+        }
     }
 }
 
