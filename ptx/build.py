@@ -49,7 +49,20 @@ def flags_of(path):
             "--prec-div=true", "--prec-sqrt=true", "--device-as-default-execution-space"]
 
 
-def compile_ptx(lib, path, headers):
+def headers_of(path):
+    """The headers that a file includes, and those that they include, by name."""
+    found, open_files = {}, [path]
+    while open_files:
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', open_files.pop().read_text(), re.M):
+            if name not in found:
+                found[name] = HERE / name
+                open_files.append(found[name])
+    return [found[name] for name in sorted(found)]
+
+
+def compile_ptx(lib, path):
+    # NVRTC sees a file's own headers alone: another one would move its allocations, and with them the result.
+    headers = headers_of(path)
     names = [h.name.encode() for h in headers]
     texts = [h.read_bytes() for h in headers]
     strings = ctypes.c_char_p * len(headers)
@@ -88,12 +101,11 @@ def compile_alone(path):
 
 
 def compile_here(name):
-    headers = sorted(HERE.glob("*.cuh"))
     lib, result, faults = load_nvrtc(), [], []
 
     def work():
         try:
-            result.append(compile_ptx(lib, HERE / name, headers))
+            result.append(compile_ptx(lib, HERE / name))
         except SystemExit as fault:  # it would end the thread alone, and say nothing
             faults.append(fault.code)
 
@@ -140,7 +152,6 @@ def main():
     parser.add_argument("names", nargs="*", help="only these .cu files")
     options = parser.parse_args()
     load_nvrtc()
-    headers = sorted(HERE.glob("*.cuh"))
     index_path = HERE / "index.json"
     old = json.loads(index_path.read_text()) if index_path.exists() else {}
     index, changed = {}, []
@@ -150,7 +161,7 @@ def main():
                 index[path.stem] = old[path.stem]
             continue
         ptx = compile_alone(path)
-        used = b"".join([path.read_bytes()] + [h.read_bytes() for h in headers])
+        used = b"".join([path.read_bytes()] + [h.read_bytes() for h in headers_of(path)])
         index[path.stem] = {
             "source_sha256": hashlib.sha256(used).hexdigest(),
             "ptx_sha256": hashlib.sha256(ptx).hexdigest(),

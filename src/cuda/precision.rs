@@ -35,12 +35,6 @@ pub(super) fn is_missing(op: &Op) -> bool {
             | Op::Scan(_)
             | Op::ScanGrad(_)
             | Op::CarryState(_)
-            | Op::Dequantise(_)
-            | Op::LoraDown(_)
-            | Op::LoraDownGradInput(_)
-            | Op::LoraUp(_)
-            | Op::LoraUpGradInput(_)
-            | Op::LoraUpGradWeight(_)
     )
 }
 

@@ -302,6 +302,22 @@ pub fn write_model_folder<'a>(
     Ok(())
 }
 
+/// The files of a model folder besides weights and configuration that a trained copy keeps.
+const COMPANIONS: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+];
+
+/// Those of a folder's files besides weights and configuration that a copy of its model keeps.
+pub fn companion_files(folder: &Path) -> Vec<PathBuf> {
+    let files = COMPANIONS.iter().map(|name| folder.join(name));
+    files.filter(|file| file.is_file()).collect()
+}
+
 /// The names under which tokenizer files are copied; none may replace the model's own files.
 fn tokenizer_names(files: &[PathBuf]) -> Result<Vec<&std::ffi::OsStr>, CheckpointError> {
     let own = [WEIGHTS, INDEX, model_json::FILE];

@@ -8,21 +8,15 @@ use crate::backend::Backend;
 use crate::engine::Session;
 use crate::error::{CheckpointError, Error, RunError};
 use crate::io::atomic::write_whole;
+use crate::io::model_folder::companion_files;
 use crate::io::recipe::{DataSource, ModelSection, Recipe};
 use crate::io::{ModelFolder, write_adapter_folder, write_model_folder};
 use crate::model::lora::{LoraConfig, PEFT_PREFIX};
 
-/// The files of a model folder besides weights and configuration that a trained copy keeps.
-const COMPANIONS: [&str; 6] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "generation_config.json",
-];
-
-const RECIPE: &str = "recipe.toml";
+/// The recipe of a run.
+pub const RECIPE: &str = "recipe.toml";
+/// The adapters that a run has trained.
+pub const ADAPTER: &str = "adapter";
 const METRICS: &str = "metrics.jsonl";
 
 /// The folder of one run.
@@ -120,7 +114,7 @@ impl RunFolder {
             .map(|(n, d, v)| (n.as_str(), *d, v.as_slice()));
         let base = recipe.model_folder();
         let base = base.map(|path| path.display().to_string());
-        let folder = self.path.join("adapter");
+        let folder = self.path.join(ADAPTER);
         Ok(write_adapter_folder(
             &folder,
             lora,
@@ -157,9 +151,8 @@ impl RunFolder {
         let (json, companions) = match recipe.model_folder() {
             None => (fresh_json(recipe), Vec::new()),
             Some(path) => {
-                let files = COMPANIONS.iter().map(|name| path.join(name));
                 let json = ModelFolder::open(&path)?.json().clone();
-                (json, files.filter(|file| file.is_file()).collect())
+                (json, companion_files(&path))
             }
         };
         write_model_folder(

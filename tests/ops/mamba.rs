@@ -15,7 +15,7 @@ use super::reference::expected;
 use super::runner::{Case, Device, Numbers, Values, assert_bits_on, devices, run, with_math};
 
 /// The devices that have these ops: a GPU refuses them by name.
-pub(super) fn cpus() -> impl Iterator<Item = &'static dyn Device> {
+fn cpus() -> impl Iterator<Item = &'static dyn Device> {
     let all = devices().iter().map(|d| d.as_ref());
     all.filter(|d: &&dyn Device| d.name().starts_with("CPU"))
 }
