@@ -2,6 +2,7 @@
 
 mod checks;
 mod devices;
+mod lora;
 mod resume;
 mod scripts;
 mod train;
