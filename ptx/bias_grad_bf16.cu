@@ -1,5 +1,5 @@
-// The gradient of a bias from activation gradients stored in bf16.
-#include "bias_grad_narrow.cuh"
+// The gradient of a bias, from dy in bf16.
+#include "bias_grad.cuh"
 
 BIAS_GRAD_ENTRY(bias_grad_bf16, bf16, false)
 BIAS_GRAD_ENTRY(bias_grad_bf16_octets, bf16, true)

@@ -1,65 +1,7 @@
-// dbias[o] = the token sum of dy[t, o]. A block of 32 x 8 threads serves 32 columns (or quads of columns) and a
-// group of 8 pieces of a grain: each warp runs the chains of one piece, the block folds the eight, and the last
-// block of these columns folds the groups.
-#include "contract.cuh"
+// The gradient of a bias, from dy in f32.
+#include "bias_grad.cuh"
 
-using namespace contract;
-
-template <bool QUADS>
-__device__ __forceinline__ void bias_grad(const float* __restrict__ dy, float* dbias, const TokenCut& cut, unsigned n_out,
-                                          unsigned* counters, float* partials) {
-    constexpr unsigned N = QUADS ? 4 : 1, WIDTH = 32 * N;
-    __shared__ __align__(16) float chains[8][WIDTH];
-    const unsigned x = threadIdx.x, y = threadIdx.y, me = 32 * y + x;
-    const unsigned first = blockIdx.y * WIDTH, columns = n_out - first < WIDTH ? n_out - first : WIDTH;
-    const unsigned per_grain = cut.groups_per_grain(), grain = blockIdx.x / per_grain, group = blockIdx.x % per_grain;
-    if (group >= cut.groups(grain)) return;
-    const unsigned left = cut.pieces(grain) - 8 * group, pieces = left < 8 ? left : 8;
-    float acc[N] = {};
-    if (y < pieces && N * x < columns) {
-        const unsigned end = cut.end(grain, 8 * group + y);
-        const float* from = dy + first + N * x;
-#pragma unroll 8
-        for (unsigned t = cut.first(grain, 8 * group + y); t < end; ++t) {
-            if constexpr (QUADS) {
-                const float4 v = load4(from + (size_t)t * n_out);
-                acc[0] = __fadd_rn(acc[0], v.x);
-                acc[1] = __fadd_rn(acc[1], v.y);
-                acc[2] = __fadd_rn(acc[2], v.z);
-                acc[3] = __fadd_rn(acc[3], v.w);
-            } else {
-                acc[0] = __fadd_rn(acc[0], from[(size_t)t * n_out]);
-            }
-        }
-    }
-#pragma unroll
-    for (unsigned i = 0; i < N; ++i) chains[y][N * x + i] = acc[i];
-    __syncthreads();
-    float* partial = partials + (size_t)blockIdx.x * n_out + first;
-    if (me < columns) {
-        float leaf[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) leaf[i] = chains[i][me];
-        partial[me] = tree_registers(leaf, pieces);
-    }
-    fold_rows(cut, GroupRows{partials, n_out, counters + blockIdx.y}, first, columns, ToRow{dbias + first});
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-bias_grad_f32(const float* dy, float* dbias, unsigned tokens, unsigned grain, unsigned piece, unsigned n_out,
-              unsigned* counters, float* partials) {
-    bias_grad<false>(dy, dbias, TokenCut{tokens, grain, piece, 8}, n_out, counters, partials);
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-bias_grad_f32_quads(const float* dy, float* dbias, unsigned tokens, unsigned grain, unsigned piece, unsigned n_out,
-                    unsigned* counters, float* partials) {
-    bias_grad<true>(dy, dbias, TokenCut{tokens, grain, piece, 8}, n_out, counters, partials);
-}
-
-/// The sum over no tokens.
-extern "C" __global__ void __launch_bounds__(256)
-bias_grad_f32_none(float* dbias, unsigned n_out) {
-    const unsigned j = blockIdx.x * 256 + threadIdx.x;
-    if (j < n_out) dbias[j] = 0.0f;
-}
+BIAS_GRAD_ENTRY(bias_grad_f32, f32, false)
+BIAS_GRAD_ENTRY(bias_grad_f32_quads, f32, true)
+// The sum over no tokens.
+BIAS_GRAD_NONE(bias_grad_f32_none)

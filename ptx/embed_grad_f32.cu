@@ -1,9 +1,11 @@
 // dtable[v] (+)= the sum of dx[t] over the positions t of id v: a chain over ascending positions within a
 // grain, the balanced tree over grains.
 //
-// A block serves `rows` neighbouring ids and one chunk of columns. Its warps scan all positions once, each a
-// segment, and list those of the block's ids in ascending order; then each warp sums the rows that it owns,
-// or clears them where the sum is assigned. A segment whose list overflows is scanned again for each row.
+// A block serves every 2^shift-th id and one chunk of columns, so that neighbouring ids, which are often used
+// alike, are in different blocks. Its warps scan all positions once, each a segment, and list those of the
+// block's ids in ascending order; then each warp sums the rows that it owns, or clears them where the sum is
+// assigned. A segment whose list overflows is scanned again for each row. Rows with many positions wait to the
+// end: several warps then share one, each with columns of its own and more positions under way.
 //
 // For few ids and one grain there is a kernel whose blocks serve one id and 128 columns each: no warp then
 // waits for the rows of another id.
@@ -13,7 +15,9 @@ using namespace contract;
 
 __device__ constexpr unsigned WARPS = 8;
 __device__ constexpr unsigned MOST_ROWS = 256;
-__device__ constexpr unsigned QUEUE = 64;
+__device__ constexpr unsigned QUEUE = 128;
+/// Positions from which on several warps share a row of quads of columns.
+__device__ constexpr unsigned MANY = 32;
 
 struct Params {
     const int* ids;
@@ -23,8 +27,8 @@ struct Params {
     unsigned grain;
     unsigned vocab;
     unsigned d;
-    /// Ids of a block, at most MOST_ROWS.
-    unsigned rows;
+    /// A block has the ids that are equal to its number in this many bits, at most MOST_ROWS.
+    unsigned shift;
     /// Positions that a warp can list.
     unsigned capacity;
     /// Whether the sum is added to the table's row.
@@ -90,11 +94,11 @@ struct GrainTree {
     }
 };
 
-/// Adds the n oldest positions of the queue to the tree's present grain, or to the grains that they open.
-template <bool QUADS, bool GRAINS>
+/// Adds the n oldest positions of the queue to the tree's present grain, or to the grains that they open; BATCH
+/// of them are under way together.
+template <bool QUADS, bool GRAINS, int BATCH>
 __device__ __forceinline__ void take_positions(const Params& p, const unsigned* queue, unsigned head, unsigned n,
                                                unsigned column, GrainTree<QUADS>& tree) {
-    constexpr int BATCH = GRAINS ? (QUADS ? 4 : 8) : (QUADS ? 8 : 32);
     for (unsigned start = 0; start < n; start += BATCH) {
         Columns<QUADS> row[BATCH];
 #pragma unroll
@@ -116,101 +120,150 @@ __device__ __forceinline__ void take_positions(const Params& p, const unsigned* 
     }
 }
 
-template <bool QUADS, bool GRAINS>
-__device__ __forceinline__ void embed_grad(const Params& p) {
-    // Behind the lists: the levels of the trees over grains.
-    extern __shared__ __align__(16) unsigned dynamic[];
-    __shared__ unsigned hits[MOST_ROWS];
-    __shared__ unsigned listed[WARPS];
-    __shared__ unsigned queues[WARPS][QUEUE];
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x & 31u, before = (1u << lane) - 1;
-    const unsigned first_id = blockIdx.x * p.rows;
-    const unsigned rows = p.vocab - first_id < p.rows ? p.vocab - first_id : p.rows;
-    for (unsigned r = threadIdx.x; r < rows; r += 32 * WARPS) hits[r] = 0;
-    __syncthreads();
+/// What the warps of a block know of their ids.
+struct Found {
+    /// Positions of each id, and of each segment; the lists of the segments.
+    unsigned hits[MOST_ROWS];
+    unsigned listed[WARPS];
+    /// Ids with many positions, in any order.
+    unsigned many[MOST_ROWS];
+    unsigned many_count;
+    unsigned queues[WARPS][QUEUE];
+};
 
-    const unsigned segment = ((p.tokens + WARPS - 1) / WARPS + 31) / 32 * 32;
+/// Positions that are scanned by one warp.
+__device__ __forceinline__ unsigned segment_of(unsigned tokens) { return ((tokens + WARPS - 1) / WARPS + 31) / 32 * 32; }
+
+/// Lists the positions of this warp's segment whose ids the block serves.
+__device__ __forceinline__ void list_segment(const Params& p, Found& found, unsigned* list) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x & 31u, before = (1u << lane) - 1;
+    const unsigned mask = (1u << p.shift) - 1, segment = segment_of(p.tokens);
     const unsigned from = warp * segment;
     const unsigned to = from + segment < p.tokens ? from + segment : p.tokens;
-    unsigned* list = dynamic + warp * p.capacity;
     unsigned n = 0;
     for (unsigned base = from; base < to; base += 128) {
-        unsigned at[4];
+        unsigned id[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const unsigned t = base + 32 * i + lane;
-            at[i] = t < to ? (unsigned)p.ids[t] - first_id : 0xffffffffu;
+            id[i] = t < to ? (unsigned)p.ids[t] : 0xffffffffu;
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const bool hit = at[i] < rows;
+            const bool hit = id[i] < p.vocab && (id[i] & mask) == blockIdx.x;
             const unsigned all = __ballot_sync(WHOLE_WARP, hit);
             if (all == 0) continue;
-            const unsigned slot = n + __popc(all & before);
-            if (hit) atomicAdd(&hits[at[i]], 1u);
-            if (hit && slot < p.capacity) list[slot] = (base + 32 * i + lane) << 8 | at[i];
+            const unsigned slot = n + __popc(all & before), r = id[i] >> p.shift;
+            if (hit) atomicAdd(&found.hits[r], 1u);
+            if (hit && slot < p.capacity) list[slot] = (base + 32 * i + lane) << 8 | r;
             n += __popc(all);
         }
     }
-    if (lane == 0) listed[warp] = n;
-    __syncthreads();
+    if (lane == 0) found.listed[warp] = n;
+}
 
-    const unsigned column = (blockIdx.y * 32 + lane) * Columns<QUADS>::N;
-    unsigned* queue = queues[warp];
-    Columns<QUADS>* levels = reinterpret_cast<Columns<QUADS>*>(dynamic + WARPS * p.capacity) + threadIdx.x;
-    for (unsigned r = warp; r < rows; r += WARPS) {
-        float* out = p.dtable + (size_t)(first_id + r) * p.d + column;
-        const unsigned wanted = hits[r];
-        GrainTree<QUADS> tree{{}, 0xffffffffu, 0, levels};
-        tree.sum.clear();
-        unsigned found = 0, taken = 0;
-        for (unsigned s = 0; s < WARPS && found < wanted; ++s) {
-            const unsigned count = listed[s];
-            const bool whole = count <= p.capacity;
-            const unsigned begin = whole ? 0 : s * segment;
-            const unsigned end = whole ? count : (begin + segment < p.tokens ? begin + segment : p.tokens);
-            for (unsigned base = begin; base < end && found < wanted; base += 32) {
-                const unsigned i = base + lane;
-                bool match = false;
-                unsigned position = 0;
-                if (i < end && whole) {
-                    const unsigned entry = dynamic[s * p.capacity + i];
-                    match = (entry & 255u) == r;
-                    position = entry >> 8;
-                } else if (i < end) {
-                    match = (unsigned)p.ids[i] == first_id + r;
-                    position = i;
-                }
-                const unsigned all = __ballot_sync(WHOLE_WARP, match);
-                if (all == 0) continue;
-                if (match) queue[(found + __popc(all & before)) % QUEUE] = position;
-                found += __popc(all);
+/// The sum of one id's rows from `column` on, by one warp, whose lists start at `lists`.
+template <bool QUADS, bool GRAINS, int BATCH>
+__device__ __forceinline__ Columns<QUADS> sum_of(const Params& p, Found& found, unsigned* lists, unsigned r,
+                                                 unsigned column) {
+    constexpr unsigned TAKE = BATCH < 32 ? 32 : BATCH;
+    static_assert(TAKE + 32 <= QUEUE, "a scan adds up to 32 positions to fewer than TAKE");
+    const unsigned lane = threadIdx.x & 31u, before = (1u << lane) - 1, segment = segment_of(p.tokens);
+    const unsigned wanted = found.hits[r], id = (r << p.shift) + blockIdx.x;
+    unsigned* queue = found.queues[threadIdx.x / 32];
+    // Behind the lists: the levels of the trees over grains.
+    Columns<QUADS>* levels = reinterpret_cast<Columns<QUADS>*>(lists + WARPS * p.capacity) + threadIdx.x;
+    GrainTree<QUADS> tree{{}, 0xffffffffu, 0, levels};
+    tree.sum.clear();
+    unsigned queued = 0, taken = 0;
+    for (unsigned s = 0; s < WARPS && queued < wanted; ++s) {
+        const unsigned count = found.listed[s];
+        const bool whole = count <= p.capacity;
+        const unsigned begin = whole ? 0 : s * segment;
+        const unsigned end = whole ? count : (begin + segment < p.tokens ? begin + segment : p.tokens);
+        for (unsigned base = begin; base < end && queued < wanted; base += 32) {
+            const unsigned i = base + lane;
+            bool match = false;
+            unsigned position = 0;
+            if (i < end && whole) {
+                const unsigned entry = lists[s * p.capacity + i];
+                match = (entry & 255u) == r;
+                position = entry >> 8;
+            } else if (i < end) {
+                match = (unsigned)p.ids[i] == id;
+                position = i;
+            }
+            const unsigned all = __ballot_sync(WHOLE_WARP, match);
+            if (all == 0) continue;
+            if (match) queue[(queued + __popc(all & before)) % QUEUE] = position;
+            queued += __popc(all);
+            __syncwarp(WHOLE_WARP);
+            if (queued - taken >= TAKE) {
+                take_positions<QUADS, GRAINS, BATCH>(p, queue, taken, TAKE, column, tree);
+                taken += TAKE;
                 __syncwarp(WHOLE_WARP);
-                if (found - taken >= 32) {
-                    take_positions<QUADS, GRAINS>(p, queue, taken, 32, column, tree);
-                    taken += 32;
-                    __syncwarp(WHOLE_WARP);
-                }
             }
         }
-        if (found > taken) take_positions<QUADS, GRAINS>(p, queue, taken, found - taken, column, tree);
-        __syncwarp(WHOLE_WARP);
-        if (GRAINS) tree.settle(0xffffffffu);
-        if (column >= p.d || (wanted == 0 && p.add != 0)) continue;
-        if (p.add != 0) {
-            Columns<QUADS> old;
-            old.load(out);
-            tree.sum.add_to(old);
+    }
+    // A whole batch for a short rest would be mostly empty.
+    if (queued > taken) take_positions<QUADS, GRAINS, (BATCH < 16 ? BATCH : 16)>(p, queue, taken, queued - taken, column, tree);
+    __syncwarp(WHOLE_WARP);
+    if (GRAINS) tree.settle(0xffffffffu);
+    return tree.sum;
+}
+
+/// Writes the sum of id r from `column` on, or adds it.
+template <bool QUADS>
+__device__ __forceinline__ void leave(const Params& p, unsigned r, unsigned column, Columns<QUADS> sum) {
+    if (column >= p.d) return;
+    float* out = p.dtable + (size_t)((r << p.shift) + blockIdx.x) * p.d + column;
+    if (p.add != 0) {
+        Columns<QUADS> old;
+        old.load(out);
+        sum.add_to(old);
+    }
+    sum.store(out);
+}
+
+template <bool QUADS, bool GRAINS>
+__device__ __forceinline__ void embed_grad(const Params& p) {
+    extern __shared__ __align__(16) unsigned lists[];
+    __shared__ Found found;
+    constexpr unsigned N = Columns<QUADS>::N;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x & 31u;
+    const unsigned rows = (p.vocab - blockIdx.x + (1u << p.shift) - 1) >> p.shift;
+    for (unsigned r = threadIdx.x; r < rows; r += 32 * WARPS) found.hits[r] = 0;
+    if (threadIdx.x == 0) found.many_count = 0;
+    __syncthreads();
+    list_segment(p, found, lists + warp * p.capacity);
+    __syncthreads();
+
+    const unsigned column = (blockIdx.y * 32 + lane) * N;
+    for (unsigned r = warp; r < rows; r += WARPS) {
+        const unsigned wanted = found.hits[r];
+        if (wanted == 0 && p.add != 0) continue;
+        if (QUADS && wanted >= MANY) {
+            if (lane == 0) found.many[atomicAdd(&found.many_count, 1u)] = r;
+            continue;
         }
-        tree.sum.store(out);
+        Columns<QUADS> sum;
+        sum.clear();
+        if (wanted != 0) sum = sum_of<QUADS, GRAINS, GRAINS ? (QUADS ? 4 : 8) : (QUADS ? 8 : 32)>(p, found, lists, r, column);
+        leave<QUADS>(p, r, column, sum);
+    }
+    if (!QUADS) return;
+    __syncthreads();
+    for (unsigned part = warp; part < N * found.many_count; part += WARPS) {
+        const unsigned r = found.many[part / N], single = (blockIdx.y * N + part % N) * 32 + lane;
+        leave<false>(p, r, single, sum_of<false, GRAINS, GRAINS ? 16 : 64>(p, found, lists, r, single));
     }
 }
 
 #define EMBED_GRAD(NAME, QUADS, GRAINS)                                                                       \
-    extern "C" __global__ void __launch_bounds__(256, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                      \
     NAME(const int* __restrict__ ids, const float* __restrict__ dx, float* __restrict__ dtable, unsigned tokens,           \
-         unsigned grain, unsigned vocab, unsigned d, unsigned rows, unsigned capacity, unsigned add) {        \
-        embed_grad<QUADS, GRAINS>(Params{ids, dx, dtable, tokens, grain, vocab, d, rows, capacity, add});     \
+         unsigned grain, unsigned vocab, unsigned d, unsigned shift, unsigned capacity, unsigned add) {       \
+        embed_grad<QUADS, GRAINS>(Params{ids, dx, dtable, tokens, grain, vocab, d, shift, capacity, add});    \
     }
 
 EMBED_GRAD(embed_grad_f32, false, false)

@@ -37,7 +37,9 @@ template <class T, int ROWS, int THREADS, Inner INNER, bool VECTORS> struct Tens
     static constexpr int CHUNKS = ROWS * LINE_BYTES / 16 / THREADS;
     static constexpr unsigned BYTES = ROWS * LINE_BYTES;
     static_assert(CHUNKS * THREADS * 16 == ROWS * LINE_BYTES, "whole chunks a thread");
-    static_assert(LINES_AT_ONCE * LINE_CHUNKS == THREADS && LINES_AT_ONCE % 8 == 0, "chunks of a thread lie alike");
+    // Lines so many apart exchange their chunks alike.
+    static constexpr unsigned PERIOD = SIZE == 4 && !TERMS_INSIDE ? 4 : 8;
+    static_assert(LINES_AT_ONCE * LINE_CHUNKS == THREADS && LINES_AT_ONCE % PERIOD == 0, "chunks of a thread lie alike");
 
     const unsigned char* from;
     // Bytes from one chunk of this thread to its next.
@@ -51,12 +53,14 @@ template <class T, int ROWS, int THREADS, Inner INNER, bool VECTORS> struct Tens
         if (SIZE == 4) return (line & 3) << 1;
         return LINE_CHUNKS >= 8 ? line & 7 : line >> 1 & 3;
     }
-    __device__ __forceinline__ static unsigned line() { return threadIdx.x / LINE_CHUNKS; }
+    // A thread's number among those that bring a panel: the threads of the block, or of a warp.
+    __device__ __forceinline__ static unsigned thread() { return THREADS == 32 ? lane_id() : threadIdx.x; }
+    __device__ __forceinline__ static unsigned line() { return thread() / LINE_CHUNKS; }
     // The thread's first element within its line.
-    __device__ __forceinline__ static unsigned inside() { return threadIdx.x % LINE_CHUNKS * PER_CHUNK; }
+    __device__ __forceinline__ static unsigned inside() { return thread() % LINE_CHUNKS * PER_CHUNK; }
     // The place of the thread's first chunk in a stage.
     __device__ __forceinline__ static unsigned place() {
-        return line() * LINE_CHUNKS * 16 + ((threadIdx.x % LINE_CHUNKS) ^ exchange(line())) * 16;
+        return line() * LINE_CHUNKS * 16 + ((thread() % LINE_CHUNKS) ^ exchange(line())) * 16;
     }
 
     __device__ __forceinline__ TensorPanel(const void* base, unsigned first, unsigned rows, unsigned k) {
@@ -171,7 +175,8 @@ template <class T, int ROWS, int THREADS, Inner INNER, bool VECTORS> struct Tens
 
 // A block computes BM x BN outputs, its WARPS_M x WARPS_N warps a rectangle each. STAGES stages are under way:
 // while one is multiplied, the others are filled. With `AHEAD`, fragments are read one step ahead; otherwise a
-// multiprocessor's other warps fill the wait.
+// multiprocessor's other warps fill the wait. A tile of one warp concerns no other: a block can have several of
+// them, each with stages of its own.
 template <class T, int BM, int BN, int WARPS_M, int WARPS_N, int STAGES, Inner INNER_A, Inner INNER_B, bool VECTORS>
 struct TensorTile {
     typedef T Format;
@@ -182,16 +187,23 @@ struct TensorTile {
     using PanelA = TensorPanel<T, BM, THREADS, INNER_A, VECTORS>;
     using PanelB = TensorPanel<T, BN, THREADS, INNER_B, VECTORS>;
     static constexpr unsigned STAGE_BYTES = PanelA::BYTES + PanelB::BYTES, DEPTH = PanelA::DEPTH;
+    static constexpr unsigned SHARED_BYTES = STAGES * STAGE_BYTES;
     static constexpr bool ROUNDS = sizeof(typename T::Word) == 4;
     typedef float Sums[DOWN][ACROSS][4];
 
     // The first row and column of this warp within the tile.
-    __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % WARPS_M * WARP_ROWS; }
-    __device__ __forceinline__ static unsigned column() { return threadIdx.x / 32 / WARPS_M * WARP_COLUMNS; }
+    __device__ __forceinline__ static unsigned warp() { return THREADS == 32 ? 0 : threadIdx.x / 32; }
+    __device__ __forceinline__ static unsigned row() { return warp() % WARPS_M * WARP_ROWS; }
+    __device__ __forceinline__ static unsigned column() { return warp() / WARPS_M * WARP_COLUMNS; }
 
-    // The stage after another, round about.
-    __device__ __forceinline__ static unsigned after(unsigned stage) {
-        return stage == (STAGES - 1) * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
+    // The stage after another, round about; the stages stand from `base` on.
+    __device__ __forceinline__ static unsigned after(unsigned stage, unsigned base) {
+        return stage == base + (STAGES - 1) * STAGE_BYTES ? base : stage + STAGE_BYTES;
+    }
+    // Waits for the other threads of the tile.
+    __device__ __forceinline__ static void meet() {
+        if (THREADS == 32) __syncwarp();
+        else __syncthreads();
     }
 
     // Waits for what this thread has copied to the stage that is needed next.
@@ -202,21 +214,23 @@ struct TensorTile {
     }
 
     // The chains of the tile at (row0, column0); `acc` starts at +0.0.
-    __device__ __forceinline__ static void run(const TensorProduct& p, unsigned row0, unsigned column0, Sums& acc) {
+    __device__ __forceinline__ static void run(const TensorProduct& p, unsigned row0, unsigned column0, Sums& acc,
+                                               unsigned base = 0) {
         if (p.k == 0) return;
-        stream(PanelA(p.a, row0, p.m, p.k), PanelB(p.b, column0, p.n, p.k), p.k, acc);
+        stream(PanelA(p.a, row0, p.m, p.k), PanelB(p.b, column0, p.n, p.k), p.k, acc, base);
     }
 
     // The chains over the `k` terms that two panels bring, at least one.
-    __device__ __forceinline__ static void stream(PanelA panel_a, PanelB panel_b, unsigned k, Sums& acc) {
-        unsigned to_copy = k, filled = 0;
+    __device__ __forceinline__ static void stream(PanelA panel_a, PanelB panel_b, unsigned k, Sums& acc,
+                                                  unsigned base = 0) {
+        unsigned to_copy = k, filled = base;
         const auto fetch = [&]() {
             if (to_copy > 0) {
                 panel_a.copy(filled, to_copy);
                 panel_b.copy(filled + PanelA::BYTES, to_copy);
                 to_copy -= least(to_copy, DEPTH);
             }
-            filled = after(filled);
+            filled = after(filled, base);
             // A group a round, even an empty one: the wait counts groups.
             copy_async_commit();
         };
@@ -227,20 +241,20 @@ struct TensorTile {
         };
 #pragma unroll 1
         for (int s = 0; s < STAGES - 1; ++s) fetch();
-        arrive(0);
-        __syncthreads();
-        if (AHEAD) read(0, 0);
-        unsigned now = 0;
+        arrive(base);
+        meet();
+        if (AHEAD) read(base, 0);
+        unsigned now = base;
 #pragma unroll 1
         for (unsigned round = (k + DEPTH - 1) / DEPTH; round > 0; --round) {
-            const unsigned next = after(now);
+            const unsigned next = after(now, base);
 #pragma unroll
             for (unsigned s = 0; s < STEPS; ++s) {
                 // The stage that was multiplied before this one is free since the last barrier.
                 if (s == 0) fetch();
                 if (!AHEAD) read(now, s);
                 if (s == (ROUNDS ? 1 : STEPS - 1)) arrive(next);
-                if (s == STEPS - 1) __syncthreads();
+                if (s == STEPS - 1) meet();
                 if (AHEAD) read(s == STEPS - 1 ? next : now, (s + 1) % STEPS);
                 const unsigned held = AHEAD ? s % 2 : 0;
 #pragma unroll
@@ -382,9 +396,9 @@ __device__ __forceinline__ void store_sums(const TensorOutput<Tile, unsigned sho
 // once, before the one rounding to the format.
 template <class Tile>
 __device__ __forceinline__ void tensor_product_tile(const TensorProduct& p, typename Tile::Format::Word* c,
-                                                    const float* bias) {
+                                                    const float* bias, unsigned tile) {
     unsigned tile_m, tile_n;
-    place_tile(blockIdx.x, (p.m + Tile::ROWS - 1) / Tile::ROWS, (p.n + Tile::COLUMNS - 1) / Tile::COLUMNS, tile_m,
+    place_tile(tile, (p.m + Tile::ROWS - 1) / Tile::ROWS, (p.n + Tile::COLUMNS - 1) / Tile::COLUMNS, tile_m,
                tile_n);
     typename Tile::Sums acc;
     Tile::clear(acc);
@@ -420,13 +434,9 @@ __device__ __forceinline__ void tensor_weight_tile(const void* dy, const void* x
     typename Tile::Sums acc;
     Tile::clear(acc);
     {
-        const unsigned grain = piece / cut.pieces_of_grain;
-        const size_t start = (size_t)grain * cut.grain + (size_t)(piece % cut.pieces_of_grain) * cut.piece;
-        const size_t grain_end = (size_t)(grain + 1) * cut.grain;
-        const size_t end = grain_end < cut.tokens ? grain_end : cut.tokens;
-        const unsigned terms = start < end ? (unsigned)(end - start < cut.piece ? end - start : cut.piece) : 0;
+        const size_t start = cut.start(piece);
         const TensorProduct p = {(const unsigned char*)dy + start * n_out * SIZE,
-                                 (const unsigned char*)x + start * n_in * SIZE, n_out, n_in, terms};
+                                 (const unsigned char*)x + start * n_in * SIZE, n_out, n_in, cut.terms(piece)};
         Tile::run(p, tile_m * Tile::ROWS, tile_n * Tile::COLUMNS, acc);
     }
     const TensorOutput<Tile, float> out(dweight, n_out, n_in, tile_m * Tile::ROWS, tile_n * Tile::COLUMNS);
@@ -443,10 +453,73 @@ __device__ __forceinline__ void tensor_weight_tile(const void* dy, const void* x
     }
     if (!last_to_arrive(arrivals + tile, cut.pieces)) return;
     const bool pairs = out.aligned(8);
-#pragma unroll 1
-    for (unsigned q = 0; q < QUADS; ++q) {
-        const float4 v = fold_grains(leaves + q * Tile::THREADS, stride, cut.pieces, cut.pieces_of_grain);
+    const auto store = [&](unsigned q, float4 v) {
         store_floats<Tile>(out, q / Tile::ACROSS, q % Tile::ACROSS, 0, v.x, v.y, pairs, add != 0);
         store_floats<Tile>(out, q / Tile::ACROSS, q % Tile::ACROSS, 1, v.z, v.w, pairs, add != 0);
+    };
+    // A large tile has no registers left for more than one quad.
+    if (QUADS > 8 || !short_tree(cut.pieces, cut.pieces_of_grain)) {
+#pragma unroll 1
+        for (unsigned q = 0; q < QUADS; ++q)
+            store(q, fold_grains(leaves + q * Tile::THREADS, stride, cut.pieces, cut.pieces_of_grain));
+        return;
+    }
+    static_assert(QUADS > 8 || QUADS % 2 == 0, "quads are folded in pairs");
+    // Two quads together: the loads of both are under way before the first is used.
+#pragma unroll 1
+    for (unsigned q = 0; q < QUADS; q += 2) {
+        const float4 first = fold_eight(leaves + q * Tile::THREADS, stride, cut.pieces);
+        const float4 second = fold_eight(leaves + (q + 1) * Tile::THREADS, stride, cut.pieces);
+        store(q, first);
+        store(q + 1, second);
+    }
+}
+
+// One block: all pieces of one tile, at most eight in a short tree. Warp w computes the pieces w, w + warps, …, at most
+// AGAIN of them, alone.
+template <class Tile, int AGAIN>
+__device__ __forceinline__ void tensor_whole_tile(const void* dy, const void* x, float* dweight, unsigned n_in,
+                                                  unsigned n_out, const Cut& cut, unsigned add, unsigned tile) {
+    static_assert(Tile::THREADS == 32, "a warp is a tile");
+    constexpr unsigned SIZE = sizeof(typename Tile::Format::Word), QUADS = Tile::DOWN * Tile::ACROSS;
+    const unsigned warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    unsigned tile_m, tile_n;
+    place_tile(tile, (n_out + Tile::ROWS - 1) / Tile::ROWS, (n_in + Tile::COLUMNS - 1) / Tile::COLUMNS, tile_m, tile_n);
+    typename Tile::Sums acc[AGAIN];
+#pragma unroll
+    for (int r = 0; r < AGAIN; ++r) {
+        const unsigned piece = warp + r * warps;
+        Tile::clear(acc[r]);
+        if (piece >= cut.pieces) continue;
+        const size_t start = cut.start(piece);
+        const TensorProduct p = {(const unsigned char*)dy + start * n_out * SIZE,
+                                 (const unsigned char*)x + start * n_in * SIZE, n_out, n_in, cut.terms(piece)};
+        Tile::run(p, tile_m * Tile::ROWS, tile_n * Tile::COLUMNS, acc[r], warp * Tile::SHARED_BYTES);
+    }
+    // Nothing is copied any more: the stages have served.
+    __syncthreads();
+    float4* leaves = (float4*)stages + lane_id();
+#pragma unroll
+    for (int r = 0; r < AGAIN; ++r) {
+        const unsigned piece = warp + r * warps;
+        if (piece >= cut.pieces) continue;
+#pragma unroll
+        for (unsigned q = 0; q < QUADS; ++q) {
+            const float* v = acc[r][q / Tile::ACROSS][q % Tile::ACROSS];
+            leaves[(piece * QUADS + q) * 32] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+    }
+    __syncthreads();
+    const TensorOutput<Tile, float> out(dweight, n_out, n_in, tile_m * Tile::ROWS, tile_n * Tile::COLUMNS);
+    const bool pairs = out.aligned(8);
+    for (unsigned q = warp; q < QUADS; q += warps) {
+        float4 v[8];
+#pragma unroll
+        for (unsigned i = 0; i < 8; ++i) {
+            if (i < cut.pieces) v[i] = leaves[(i * QUADS + q) * 32];
+        }
+        const float4 sum = fold_held(v, cut.pieces);
+        store_floats<Tile>(out, q / Tile::ACROSS, q % Tile::ACROSS, 0, sum.x, sum.y, pairs, add != 0);
+        store_floats<Tile>(out, q / Tile::ACROSS, q % Tile::ACROSS, 1, sum.z, sum.w, pairs, add != 0);
     }
 }

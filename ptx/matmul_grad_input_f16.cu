@@ -5,7 +5,7 @@
     extern "C" __global__ void __launch_bounds__(TILE::THREADS, BLOCKS)                                           \
         matmul_grad_input_f16_##NAME(const unsigned short* __restrict__ dy, const unsigned short* __restrict__ weight, \
                                 unsigned short* __restrict__ dx, unsigned rows, unsigned n_in, unsigned n_out) {  \
-        tensor_product_tile<TILE>(TensorProduct{dy, weight, rows, n_in, n_out}, dx, nullptr);                     \
+        tensor_product_tile<TILE>(TensorProduct{dy, weight, rows, n_in, n_out}, dx, nullptr, blockIdx.x);         \
     }
 
 using Tile128x128 = TensorTile<F16, 128, 128, 2, 4, 3, Inner::K, Inner::OUTER, true>;

@@ -5,7 +5,7 @@
     extern "C" __global__ void __launch_bounds__(TILE::THREADS, BLOCKS)                                           \
         matmul_grad_input_tf32_##NAME(const float* __restrict__ dy, const float* __restrict__ weight,             \
                                 float* __restrict__ dx, unsigned rows, unsigned n_in, unsigned n_out) {           \
-        tensor_product_tile<TILE>(TensorProduct{dy, weight, rows, n_in, n_out}, dx, nullptr);                     \
+        tensor_product_tile<TILE>(TensorProduct{dy, weight, rows, n_in, n_out}, dx, nullptr, blockIdx.x);         \
     }
 
 using Tile128x128 = TensorTile<Tf32, 128, 128, 2, 4, 3, Inner::K, Inner::OUTER, true>;

@@ -22,3 +22,12 @@ GRAD_WEIGHT(64x64, Tile64x64, 3)
 GRAD_WEIGHT(32x32, Tile32x32, 4)
 GRAD_WEIGHT(128x128_any, Tile128x128Any, 1)
 GRAD_WEIGHT(32x32_any, Tile32x32Any, 2)
+
+using Whole32x32 = TensorTile<F16, 32, 32, 1, 1, 3, Inner::OUTER, Inner::OUTER, true>;
+
+extern "C" __global__ void __launch_bounds__(256, 1) matmul_grad_weight_f16_whole_32x32(
+    const unsigned short* __restrict__ dy, const unsigned short* __restrict__ x, float* dweight, unsigned n_in, unsigned n_out,
+    unsigned tokens, unsigned grain, unsigned piece, unsigned pieces_of_grain, unsigned pieces, unsigned add) {
+    const Cut cut{tokens, grain, piece, pieces_of_grain, pieces};
+    tensor_whole_tile<Whole32x32, 1>(dy, x, dweight, n_in, n_out, cut, add, blockIdx.x);
+}

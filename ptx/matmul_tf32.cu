@@ -6,7 +6,8 @@
         matmul_tf32_##NAME(const float* __restrict__ x, const float* __restrict__ weight,                         \
                      const float* __restrict__ bias, float* __restrict__ y, unsigned rows,                        \
                      unsigned n_in, unsigned n_out, unsigned has_bias) {                                          \
-        tensor_product_tile<TILE>(TensorProduct{x, weight, rows, n_out, n_in}, y, has_bias ? bias : nullptr);     \
+        tensor_product_tile<TILE>(TensorProduct{x, weight, rows, n_out, n_in}, y, has_bias ? bias : nullptr,        \
+                                  blockIdx.x);                                                                    \
     }
 
 using Tile128x128 = TensorTile<Tf32, 128, 128, 2, 4, 3, Inner::K, Inner::K, true>;

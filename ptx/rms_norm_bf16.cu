@@ -1,4 +1,4 @@
-// The RMS norm of an f32 residual stream for activations in bf16.
-#include "rms_norm_narrow.cuh"
+// The RMS norm, alone or with the residual addition before it, for activations in bf16.
+#include "rms_norm.cuh"
 
 RMS_NORM_ENTRIES(bf16)

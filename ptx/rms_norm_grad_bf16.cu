@@ -1,4 +1,4 @@
 // The gradient of the RMS norm for activations in bf16.
-#include "rms_norm_grad_narrow.cuh"
+#include "rms_norm_grad.cuh"
 
 RMS_NORM_GRAD_ENTRIES(bf16)

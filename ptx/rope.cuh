@@ -1,6 +1,8 @@
-// The rotation of one pair, forward and back, and its kernel over the query and key heads of all rows.
+// The rotation of one pair, forward and back, and its kernels over the query and key heads of all rows, which are
+// stored in H: f32, bf16 or f16.
 #pragma once
 #include "contract.cuh"
+#include "storage.cuh"
 
 namespace rope {
 
@@ -13,10 +15,11 @@ __device__ __forceinline__ void turn(float& a, float& b, float cos, float sin) {
     b = __fmaf_rn(y, cos, INVERSE ? contract::negate(xs) : xs);
 }
 
+template <typename H>
 struct Params {
     /// For each position head_dim / 2 pairs of cosine and sine.
     const float* table;
-    float* qkv;
+    H* qkv;
     unsigned rows;
     unsigned seq_len;
     /// Query and key heads.
@@ -27,41 +30,62 @@ struct Params {
     unsigned steps;
 };
 
-/// In place. A block of 32 x 8 threads serves 32 pairs (or quads of pairs) of a row and a run of 8 * `steps` rows.
-template <bool INVERSE, bool QUADS>
-__device__ __forceinline__ void turn_rows(const Params& p) {
-    constexpr unsigned N = QUADS ? 4 : 1;
-    const unsigned half = p.head_dim / 2, units = half / N;
+/// Heads of a thread, which have the same angles.
+constexpr unsigned HEADS = 4;
+
+/// In place. A block of 32 x 8 threads serves a run of 8 * `steps` rows; a thread has, in each of its rows, one pair
+/// (or as many as fill 16 bytes twice) of every `apart`-th head.
+template <bool INVERSE, bool VECTORS, typename H>
+__device__ __forceinline__ void turn_rows(const Params<H>& p) {
+    constexpr unsigned N = VECTORS ? storage::Vector<H>::N : 1;
+    const unsigned half = p.head_dim / 2, units = half / N, apart = (p.rotated + HEADS - 1) / HEADS;
     const unsigned u = blockIdx.y * 32 + threadIdx.x;
-    if (u >= p.rotated * units) return;
+    if (u >= apart * units) return;
     const unsigned head = u / units, i = (u - head * units) * N;
     unsigned row = blockIdx.x * 8 * p.steps + threadIdx.y;
     for (unsigned s = 0; s < p.steps && row < p.rows; ++s, row += 8) {
-        float* at = p.qkv + (size_t)row * p.columns + head * p.head_dim + i;
+        H* at = p.qkv + (size_t)row * p.columns + head * p.head_dim + i;
         const float* angle = p.table + ((size_t)(row % p.seq_len) * half + i) * 2;
-        if constexpr (QUADS) {
-            float4 a = contract::load4(at), b = contract::load4(at + half);
-            const float4 first = contract::load4(angle), second = contract::load4(angle + 4);
-            turn<INVERSE>(a.x, b.x, first.x, first.y);
-            turn<INVERSE>(a.y, b.y, first.z, first.w);
-            turn<INVERSE>(a.z, b.z, second.x, second.y);
-            turn<INVERSE>(a.w, b.w, second.z, second.w);
-            contract::store4(at, a);
-            contract::store4(at + half, b);
+        if constexpr (VECTORS) {
+            uint4 a_words[HEADS], b_words[HEADS];
+#pragma unroll
+            for (unsigned k = 0; k < HEADS; ++k) {
+                if (head + k * apart >= p.rotated) continue;
+                a_words[k] = storage::load_words(at + k * apart * p.head_dim);
+                b_words[k] = storage::load_words(at + k * apart * p.head_dim + half);
+            }
+            float4 two[N / 2];
+#pragma unroll
+            for (unsigned k = 0; k < N / 2; ++k) two[k] = contract::load4(angle + 4 * k);
+#pragma unroll
+            for (unsigned k = 0; k < HEADS; ++k) {
+                if (head + k * apart >= p.rotated) continue;
+                storage::Vector<H> a(a_words[k]), b(b_words[k]);
+#pragma unroll
+                for (unsigned j = 0; j < N / 2; ++j) {
+                    turn<INVERSE>(a.v[2 * j], b.v[2 * j], two[j].x, two[j].y);
+                    turn<INVERSE>(a.v[2 * j + 1], b.v[2 * j + 1], two[j].z, two[j].w);
+                }
+                storage::store_vector(at + k * apart * p.head_dim, a);
+                storage::store_vector(at + k * apart * p.head_dim + half, b);
+            }
         } else {
-            float a = at[0], b = at[half];
-            turn<INVERSE>(a, b, angle[0], angle[1]);
-            at[0] = a;
-            at[half] = b;
+            for (unsigned k = head; k < p.rotated; k += apart, at += (size_t)apart * p.head_dim) {
+                float a = storage::widen(at[0]), b = storage::widen(at[half]);
+                turn<INVERSE>(a, b, angle[0], angle[1]);
+                at[0] = storage::narrowed<H>(a);
+                at[half] = storage::narrowed<H>(b);
+            }
         }
     }
 }
 
 }  // namespace rope
 
-#define ROPE_ENTRY(NAME, INVERSE, QUADS)                                                                      \
+#define ROPE_ENTRY(NAME, H, INVERSE, VECTORS)                                                                 \
     extern "C" __global__ void __launch_bounds__(256)                                                         \
-    NAME(const float* __restrict__ table, float* __restrict__ qkv, unsigned rows, unsigned seq_len,           \
+    NAME(const float* __restrict__ table, storage::H* __restrict__ qkv, unsigned rows, unsigned seq_len,      \
          unsigned rotated, unsigned head_dim, unsigned columns, unsigned steps) {                             \
-        rope::turn_rows<INVERSE, QUADS>(rope::Params{table, qkv, rows, seq_len, rotated, head_dim, columns, steps}); \
+        rope::turn_rows<INVERSE, VECTORS>(                                                                    \
+            rope::Params<storage::H>{table, qkv, rows, seq_len, rotated, head_dim, columns, steps});          \
     }

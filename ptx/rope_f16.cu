@@ -1,5 +1,5 @@
-// Rotates queries and keys stored in f16 in place.
-#include "rope_narrow.cuh"
+// Rotates queries and keys stored in f16 in place: a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin).
+#include "rope.cuh"
 
-ROPE_NARROW_ENTRY(rope_f16, f16, false, false)
-ROPE_NARROW_ENTRY(rope_f16_octets, f16, false, true)
+ROPE_ENTRY(rope_f16, f16, false, false)
+ROPE_ENTRY(rope_f16_octets, f16, false, true)

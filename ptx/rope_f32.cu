@@ -1,5 +1,5 @@
-// Rotates queries and keys in place: a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin).
+// Rotates queries and keys stored in f32 in place: a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin).
 #include "rope.cuh"
 
-ROPE_ENTRY(rope_f32, false, false)
-ROPE_ENTRY(rope_f32_quads, false, true)
+ROPE_ENTRY(rope_f32, f32, false, false)
+ROPE_ENTRY(rope_f32_quads, f32, false, true)

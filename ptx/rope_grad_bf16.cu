@@ -1,5 +1,5 @@
-// Rotates the gradients of queries and keys, stored in bf16, back in place.
-#include "rope_narrow.cuh"
+// Rotates the gradients of queries and keys stored in bf16 back in place.
+#include "rope.cuh"
 
-ROPE_NARROW_ENTRY(rope_grad_bf16, bf16, true, false)
-ROPE_NARROW_ENTRY(rope_grad_bf16_octets, bf16, true, true)
+ROPE_ENTRY(rope_grad_bf16, bf16, true, false)
+ROPE_ENTRY(rope_grad_bf16_octets, bf16, true, true)

@@ -1,5 +1,5 @@
-// Rotates the gradients of queries and keys, stored in f16, back in place.
-#include "rope_narrow.cuh"
+// Rotates the gradients of queries and keys stored in f16 back in place.
+#include "rope.cuh"
 
-ROPE_NARROW_ENTRY(rope_grad_f16, f16, true, false)
-ROPE_NARROW_ENTRY(rope_grad_f16_octets, f16, true, true)
+ROPE_ENTRY(rope_grad_f16, f16, true, false)
+ROPE_ENTRY(rope_grad_f16_octets, f16, true, true)

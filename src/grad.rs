@@ -23,8 +23,9 @@ pub struct GradBuilder<'a> {
     gradients: BTreeMap<Slot, Slot>,
     /// Gradients of parameters, by the parameter's slot, once something was written to them.
     parameters: BTreeMap<Slot, Slot>,
-    /// While a chunk of the head is derived: the weight whose gradient goes to a partial, and the partial.
-    partial: Option<(Slot, Slot)>,
+    /// While a chunk of the head is derived: the weight whose gradient goes to a partial, the partial, and
+    /// whether it is assigned or added to.
+    partial: Option<(Slot, (Slot, Store))>,
 }
 
 impl<'a> GradBuilder<'a> {
@@ -82,8 +83,8 @@ impl<'a> GradBuilder<'a> {
         Ok(())
     }
 
-    /// Sends the gradient of `weight` to `target` until the next call; used for partial sums.
-    pub fn redirect(&mut self, weight: Slot, target: Option<Slot>) {
+    /// Assigns the gradient of `weight` to a target, or adds it there, until the next call; used for partial sums.
+    pub fn redirect(&mut self, weight: Slot, target: Option<(Slot, Store)>) {
         let weight = self.program.master(weight);
         self.partial = target.map(|t| (weight, t));
     }
@@ -231,7 +232,7 @@ impl<'a> GradBuilder<'a> {
         if let Some((redirected, target)) = self.partial
             && redirected == weight
         {
-            return (target, Store::Assign);
+            return target;
         }
         match self.parameters.get(&weight) {
             Some(&grad) => (grad, Store::Add),

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use bitstep::cuda::call::{Arg, DeviceShape};
+use bitstep::cuda::call::{Arg, DeviceShape, KernelLaunch};
 use bitstep::cuda::issue::launches;
 use bitstep::cuda::module::stem_of;
+use bitstep::cuda::pairs;
 use bitstep::cuda::precision::has_kernels;
 use bitstep::cuda::probe::{Instruction, plan};
 use bitstep::cuda::probe_cases::{Category, Tiles};
@@ -13,7 +14,9 @@ use bitstep::cuda::ptx::PTX;
 use bitstep::layout::PlacedCall;
 use bitstep::model::decoder::Decoder;
 use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
-use bitstep::model::{Family, ModelConfig};
+use bitstep::model::mamba::{Mamba, Windows};
+use bitstep::model::mamba_config::{Decay, MambaFamily};
+use bitstep::model::{Family, MambaConfig, ModelConfig};
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::Op;
 use bitstep::plan::{Plan, PlanConfig, ProgramKind};
@@ -188,6 +191,7 @@ fn plans() -> Vec<Plan> {
             }
         }
     }
+    mamba_plans(&mut plans);
     plans
 }
 
@@ -210,26 +214,66 @@ fn model([vocab_size, d_model, head_dim]: [usize; 3]) -> ModelConfig {
     }
 }
 
+/// The same for Mamba, with every number of states that has a kernel of its own.
+fn mamba_plans(plans: &mut Vec<Plan>) {
+    for (batch, seq_len, d_model, d_state, d_conv) in [
+        (32, 32, 128, 16, 4),
+        (8, 512, 768, 16, 4),
+        (1, 3, 5, 7, 2),
+        (2, 70, 40, 8, 4),
+        (2, 9, 16, 32, 3),
+        (1, 40, 16, 64, 16),
+    ] {
+        let config = MambaConfig {
+            family: MambaFamily::Mamba,
+            vocab_size: 40,
+            d_model,
+            n_layers: 1,
+            expand: 2,
+            d_state,
+            d_conv,
+            dt_rank: 3,
+            rms_norm_eps: 1e-5,
+            tie_embeddings: true,
+            init_std: 0.02,
+            decay: Decay::Reference,
+        };
+        for windows in [Windows::Separate, Windows::Carried] {
+            let model = Mamba::new(config.clone()).with_windows(windows);
+            for math in Math::ALL {
+                let config = PlanConfig {
+                    math,
+                    ..PlanConfig::of(batch, seq_len)
+                };
+                plans.push(Plan::build(&model, config).expect("plans"));
+            }
+        }
+    }
+}
+
+/// Fails unless a launch passes the parameters that its kernel takes.
+fn assert_signature(launch: &KernelLaunch, index: &Value) {
+    let (stem, _) = stem_of(launch.entry).expect("a file for every kernel");
+    let params = &index[stem]["kernels"][launch.entry]["params"];
+    let given: Vec<&str> = launch.args.iter().map(width).collect();
+    assert_eq!(serde_json::json!(given), *params, "{}", launch.entry);
+}
+
 #[test]
 fn every_launch_has_the_signature_of_its_kernel() {
     let index = index();
-    let mut reached = BTreeSet::new();
+    let (mut reached, mut paired) = (BTreeSet::new(), BTreeSet::new());
     for plan in plans() {
         for kind in [ProgramKind::Step, ProgramKind::Evaluate] {
             let calls = plan.layout.place(plan.calls(kind));
+            for launch in pairs::launches(&calls, &DEVICE).into_iter().flatten() {
+                assert_signature(&launch, &index);
+                paired.insert(launch.entry);
+            }
             let served = |call: &PlacedCall| has_kernels(&call.call.op).is_ok();
             for call in calls.into_iter().filter(served) {
                 for launch in launches(&call.call.op, &call, &DEVICE).launches {
-                    let (stem, _) = stem_of(launch.entry).expect("a file for every kernel");
-                    let params = &index[stem]["kernels"][launch.entry]["params"];
-                    let given: Vec<&str> = launch.args.iter().map(width).collect();
-                    let expected: Vec<&str> = params
-                        .as_array()
-                        .unwrap_or_else(|| panic!("{} is not in {stem}", launch.entry))
-                        .iter()
-                        .map(|p| p.as_str().unwrap_or_default())
-                        .collect();
-                    assert_eq!(given, expected, "{}", launch.entry);
+                    assert_signature(&launch, &index);
                     assert_storage(launch.entry, &call.call.op);
                     reached.insert(launch.entry);
                 }
@@ -245,10 +289,11 @@ fn every_launch_has_the_signature_of_its_kernel() {
         }
     }
     assert!(
-        reached.len() > 200,
+        reached.len() > 240,
         "only {} kernels were reached",
         reached.len()
     );
+    assert!(paired.len() >= 3, "only {paired:?} were reached");
 }
 
 /// The kernel is one for the storage of the op's precision. One that only clears a sum serves all, and products
@@ -268,10 +313,7 @@ fn the_probes_launches_have_the_signatures_of_their_kernels() {
         for kind in Kind::ALL {
             let tiles = Tiles::generate(kind, Category::Chained, 2);
             let plan = plan(instruction, &tiles);
-            let (stem, _) = stem_of(plan.launch.entry).expect("a file for every kernel");
-            let params = &index[stem]["kernels"][plan.launch.entry]["params"];
-            let given: Vec<&str> = plan.launch.args.iter().map(width).collect();
-            assert_eq!(serde_json::json!(given), *params, "{}", plan.launch.entry);
+            assert_signature(&plan.launch, &index);
             assert_eq!(plan.launch.grid, [2, 1, 1]);
             for (region, values) in plan.regions.iter().zip([&tiles.a, &tiles.b]) {
                 assert_eq!(region.bytes, tiles.words(values).len() * 4);

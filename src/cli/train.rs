@@ -111,8 +111,12 @@ impl Train {
             None => output::line("nothing was written: --out DIR keeps the model and the metrics"),
             Some(folder) if run.recipe.checkpoint.save_model => {
                 folder.write_model(&run.recipe, run.trainer.session_mut())?;
-                let files = "recipe.toml, manifest.txt, metrics.jsonl, model/";
-                output::line(written(folder, files));
+                let left = match run.recipe.lora.config() {
+                    None => "model/",
+                    Some(_) => "adapter/",
+                };
+                let files = format!("recipe.toml, manifest.txt, metrics.jsonl, {left}");
+                output::line(written(folder, &files));
             }
             Some(folder) => {
                 output::line(written(folder, "recipe.toml, manifest.txt, metrics.jsonl"));

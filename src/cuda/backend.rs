@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::arena::{CudaArena, Pinned};
-use super::call::CallLaunches;
+use super::call::{CallLaunches, KernelLaunch};
 use super::device::Device;
 use super::digest::{self, DigestPlan};
 use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
@@ -12,6 +12,7 @@ use super::identity::Identity;
 use super::issue::{fold, launches, resolve};
 use super::launch::launch;
 use super::module::Modules;
+use super::pairs;
 use super::precision::has_kernels;
 use super::products::{GemmChoice, LibraryProduct, Products, Provider, library_product};
 use crate::backend::{
@@ -208,6 +209,29 @@ impl CudaBackend {
         Ok(least)
     }
 
+    /// For each call the launch that serves it and the next one together, where there is one.
+    fn pairs(&self, calls: &[PlacedCall]) -> Vec<Option<KernelLaunch>> {
+        pairs::launches(calls, &self.device.shape())
+    }
+
+    /// Issues calls one after another, pairs of them together; says what was issued.
+    fn issue_all(&self, arena: &CudaArena, calls: &[PlacedCall]) -> Result<Expected, DeviceError> {
+        let mut expected = Expected::new();
+        let mut both = None;
+        for (call, pair) in calls.iter().zip(self.pairs(calls)) {
+            match (both.take(), pair) {
+                // The launch before has served this call too.
+                (Some(()), _) => {}
+                (None, Some(kernel)) => {
+                    expected.extend(self.run(arena, kernel.into())?);
+                    both = Some(());
+                }
+                (None, None) => expected.extend(self.issue(arena, call)?),
+            }
+        }
+        Ok(expected)
+    }
+
     /// Every kernel that calls, or their digests, may launch.
     fn entries(&self, calls: &[PlacedCall]) -> Vec<&'static str> {
         let shape = self.device.shape();
@@ -215,7 +239,9 @@ impl CudaBackend {
             let own = launches(&call.call.op, call, &shape).launches;
             own.into_iter().chain(fold(call, &shape).launches)
         });
+        let pairs = self.pairs(calls).into_iter().flatten();
         planned
+            .chain(pairs)
             .map(|kernel| kernel.entry)
             .chain(digest::ENTRIES)
             .collect()
@@ -288,6 +314,12 @@ impl Backend for CudaBackend {
         let workspace = self.workspace(layout, calls);
         let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), workspace)?;
         self.modules.prepare(self.entries(calls))?;
+        // A pair is served by the engine's own kernel, so neither of its products needs another provider.
+        for (pair, both) in self.pairs(calls).iter().zip(calls.windows(2)) {
+            for call in both.iter().filter(|_| pair.is_some()) {
+                self.products.pin(call, Provider::Own);
+            }
+        }
         Ok(arena)
     }
 
@@ -316,13 +348,7 @@ impl Backend for CudaBackend {
         // Modules load and functions resolve before capture, which forbids both.
         self.modules.prepare(self.entries(calls))?;
         let products = GraphProducts::of(&self.products, calls);
-        let issue = || {
-            let mut expected = Expected::new();
-            for call in calls {
-                expected.extend(self.issue(arena, call)?);
-            }
-            Ok(expected)
-        };
+        let issue = || self.issue_all(arena, calls);
         graph::capture(&self.device, (&self.modules, products), arena, issue)
     }
 
@@ -363,23 +389,28 @@ impl Backend for CudaBackend {
                 return algorithm.describe();
             }
             let launches = launches(&call.call.op, call, &shape).launches;
-            let texts: Vec<String> = launches
-                .iter()
-                .map(|l| {
-                    let ([x, y, z], [bx, by, bz]) = (l.grid, l.block);
-                    format!(
-                        "{} <<<{x},{y},{z} x {bx},{by},{bz}, {}>>>",
-                        l.entry, l.shared_bytes
-                    )
-                })
-                .collect();
+            let texts: Vec<String> = launches.iter().map(KernelLaunch::describe).collect();
             texts.join(" + ")
         };
-        let calls = calls.iter().enumerate();
+        let pairs = self.pairs(calls);
+        let kernel = |index: usize| {
+            let with = |first: usize| pairs.get(first).and_then(Option::as_ref);
+            let before = index
+                .checked_sub(1)
+                .and_then(|first| Some((first, with(first)?)));
+            match before.or_else(|| Some((index, with(index)?))) {
+                Some((first, both)) => {
+                    let (text, second) = (both.describe(), first + 1);
+                    format!("{text} for calls {first} and {second}")
+                }
+                None => describe(&calls[index]),
+            }
+        };
+        let calls = 0..calls.len();
         calls
-            .map(|(call, placed)| Execution {
+            .map(|call| Execution {
                 call,
-                kernel: describe(placed),
+                kernel: kernel(call),
             })
             .collect()
     }

@@ -30,6 +30,15 @@ pub struct KernelLaunch {
     pub args: Vec<Arg>,
 }
 
+impl KernelLaunch {
+    /// The launch as the manifest's execution section lists it.
+    pub fn describe(&self) -> String {
+        let ([x, y, z], [bx, by, bz]) = (self.grid, self.block);
+        let (entry, shared) = (self.entry, self.shared_bytes);
+        format!("{entry} <<<{x},{y},{z} x {bx},{by},{bz}, {shared}>>>")
+    }
+}
+
 /// The launches of one call and the workspace they need.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallLaunches {

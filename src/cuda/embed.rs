@@ -101,7 +101,10 @@ pub fn grad(op: &EmbedGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLau
         (false, false) => "embed_grad_f32",
     };
     let chunks = d.div_ceil(32 * columns);
+    // A block has every 2^shift-th id.
     let rows = (op.vocab_size * chunks / BLOCKS).clamp(WARPS, MOST_ROWS);
+    let blocks = op.vocab_size.div_ceil(rows).next_power_of_two();
+    let shift = blocks.trailing_zeros() as usize;
     let segment = tokens.div_ceil(WARPS).next_multiple_of(32);
     // A multiple of 4 keeps what follows the lists aligned.
     let listed = match tokens < MOST_TOKENS {
@@ -114,7 +117,7 @@ pub fn grad(op: &EmbedGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLau
         grain,
         op.vocab_size,
         d,
-        rows,
+        shift,
         listed,
         usize::from(op.store == Store::Add),
     ]));
@@ -123,7 +126,7 @@ pub fn grad(op: &EmbedGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLau
         n => (n - 1).ilog2() as usize + 1,
     };
     let shared_bytes = 4 * (WARPS * listed + levels * 32 * WARPS * columns);
-    let grid = [op.vocab_size.div_ceil(rows), chunks];
+    let grid = [blocks.min(op.vocab_size), chunks];
     let mut launches = one(entry, grid, [number(32 * WARPS), 1], args);
     for launch in &mut launches.launches {
         launch.shared_bytes = number(shared_bytes);

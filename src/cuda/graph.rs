@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::arena::{CudaArena, Memory};
-use super::call::KernelLaunch;
+use super::call::{Arg, KernelLaunch};
 use super::device::Device;
 use super::identity::Identity;
 use super::launch::pack;
@@ -237,7 +237,7 @@ fn check_nodes(
     }
     for (index, (&node, expected)) in kernels.iter().zip(expected).enumerate() {
         if let Some(launch) = expected {
-            let found = node_text(device, node, launch.args.len())?;
+            let found = node_text(device, node, &launch.args)?;
             let expected = launch_text(modules, arena, launch)?;
             if found != expected {
                 return Err(CaptureError::Node {
@@ -253,18 +253,23 @@ fn check_nodes(
 }
 
 /// Function, grid, block, shared memory and arguments of a kernel node, as comparable text.
-fn node_text(device: &Device, node: sys::CUgraphNode, args: usize) -> Result<String, DeviceError> {
+fn node_text(device: &Device, node: sys::CUgraphNode, args: &[Arg]) -> Result<String, DeviceError> {
     let mut params = std::mem::MaybeUninit::<sys::CUDA_KERNEL_NODE_PARAMS>::zeroed();
     // SAFETY: the node is a kernel node of a graph that is alive; the driver fills the struct.
     let status = unsafe { sys::cuGraphKernelNodeGetParams_v2(node, params.as_mut_ptr()) };
     device.check("cuGraphKernelNodeGetParams", status)?;
     // SAFETY: the call above succeeded, and a zeroed struct of integers and pointers is valid.
     let p = unsafe { params.assume_init() };
-    // SAFETY: the kernel was launched with `args` parameters, each stored in eight bytes or four; the
-    // width of each is compared through the low half that both have.
-    let values: Vec<u32> = (0..args)
-        .map(|i| unsafe { *(*p.kernelParams.add(i)).cast::<u32>() })
-        .collect();
+    // SAFETY: the driver keeps one value for each parameter of the kernel; `args` are those of its
+    // signature, which a test holds to the committed PTX, so each value is as wide as its kind says.
+    let value = |(i, arg): (usize, &Arg)| unsafe {
+        let at = *p.kernelParams.add(i);
+        match arg {
+            Arg::Region(_) | Arg::Workspace { .. } => at.cast::<u64>().read_unaligned(),
+            Arg::U32(_) | Arg::F32(_) => u64::from(at.cast::<u32>().read_unaligned()),
+        }
+    };
+    let values: Vec<u64> = args.iter().enumerate().map(value).collect();
     Ok(text_of(
         p.func,
         [p.gridDimX, p.gridDimY, p.gridDimZ],
@@ -279,7 +284,7 @@ fn launch_text(
     launch: &KernelLaunch,
 ) -> Result<String, DeviceError> {
     let function = modules.function(launch.entry)?;
-    let values: Vec<u32> = pack(launch, arena)?.into_iter().map(|v| v as u32).collect();
+    let values = pack(launch, arena)?;
     let shared = launch.shared_bytes;
     Ok(text_of(
         function.0,
@@ -293,7 +298,7 @@ fn text_of(
     function: sys::CUfunction,
     grid: [u32; 3],
     block: [u32; 3],
-    (shared, values): (u32, &[u32]),
+    (shared, values): (u32, &[u64]),
 ) -> String {
     format!("{function:p} grid {grid:?} block {block:?} shared {shared} args {values:x?}")
 }
@@ -336,5 +341,133 @@ impl Drop for CudaGraph {
             let _ = sys::cuGraphExecDestroy(self.exec);
             let _ = sys::cuGraphDestroy(self.graph);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::launch::launch;
+    use crate::layout::Region;
+
+    /// A device with an arena of two regions of 1,024 numbers and the kernel that adds one to the other.
+    struct Bench {
+        device: Arc<Device>,
+        modules: Arc<Modules>,
+        arena: CudaArena,
+    }
+
+    /// `None`, said loudly, where there is no device; a failure under `REQUIRE_CUDA=1`.
+    fn bench() -> Option<Bench> {
+        let device = match Device::open(0) {
+            Ok(device) => device,
+            Err(reason) => {
+                let required = std::env::var_os("REQUIRE_CUDA").is_some_and(|v| v == "1");
+                assert!(!required, "REQUIRE_CUDA=1, but {reason}");
+                eprintln!("skipped on a GPU: {reason}");
+                return None;
+            }
+        };
+        let modules = Arc::new(Modules::new(device.clone()));
+        modules.prepare(vec![ADD]).expect("the kernel loads");
+        let arena = CudaArena::zeroed(&device, 8192, [0; 3]).expect("8 KiB");
+        Some(Bench {
+            device,
+            modules,
+            arena,
+        })
+    }
+
+    const ADD: &str = "tree_add_f32";
+
+    fn add(to: usize) -> KernelLaunch {
+        let region = |offset| {
+            Arg::Region(Region {
+                offset,
+                bytes: 4096,
+            })
+        };
+        KernelLaunch {
+            entry: ADD,
+            grid: [1, 1, 1],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+            args: vec![region(0), region(to), Arg::U32(1024), Arg::U32(0)],
+        }
+    }
+
+    impl Bench {
+        /// The graph of the launches that `issue` makes, said to be those of `expected`.
+        fn capture(
+            &self,
+            expected: Vec<KernelLaunch>,
+            issue: impl FnOnce() -> Result<(), DeviceError>,
+        ) -> Result<CudaGraph, CaptureError> {
+            let known = (&self.modules, GraphProducts::default());
+            capture(&self.device, known, &self.arena, || {
+                issue()?;
+                Ok(expected.into_iter().map(Some).collect())
+            })
+        }
+
+        fn issue(&self, kernel: &KernelLaunch) -> Result<(), DeviceError> {
+            launch(&self.device, &self.modules, &self.arena, kernel)
+        }
+
+        /// Nothing that was refused has left the stream capturing.
+        fn is_usable(&self) {
+            let graph = self.capture(vec![add(4096)], || self.issue(&add(4096)));
+            let graph = graph.expect("what was issued was recorded");
+            assert_eq!(graph.nodes(), 1);
+            graph.launch().expect("the graph runs");
+            self.device.synchronize().expect("the stream works");
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_was_not_recorded_is_found() {
+        let Some(bench) = bench() else { return };
+        let refused = bench.capture(vec![add(4096)], || {
+            bench.issue(&add(4096))?;
+            bench.issue(&add(4096))
+        });
+        let (expected, found) = (1, 2);
+        assert_eq!(refused.err(), Some(CaptureError::Nodes { expected, found }));
+        bench.is_usable();
+    }
+
+    #[test]
+    fn a_kernel_with_another_address_or_size_is_found() {
+        let Some(bench) = bench() else { return };
+        let wider = KernelLaunch {
+            grid: [2, 1, 1],
+            ..add(4096)
+        };
+        for other in [add(2048), wider] {
+            let refused = bench.capture(vec![add(4096)], || bench.issue(&other));
+            let Some(CaptureError::Node { node, kernel, .. }) = refused.err() else {
+                panic!("another launch than the recorded one passed");
+            };
+            assert_eq!((node, kernel.as_str()), (0, ADD));
+        }
+        bench.is_usable();
+    }
+
+    #[test]
+    fn a_graph_that_allocates_is_refused() {
+        let Some(bench) = bench() else { return };
+        let refused = bench.capture(Vec::new(), || {
+            let mut memory = 0;
+            let stream = bench.device.stream();
+            // SAFETY: during capture both calls only add nodes; the graph is refused and never runs.
+            let status = unsafe {
+                let status = sys::cuMemAllocAsync(&mut memory, 256, stream);
+                bench.device.check("cuMemAllocAsync", status)?;
+                sys::cuMemFreeAsync(memory, stream)
+            };
+            bench.device.check("cuMemFreeAsync", status)
+        });
+        assert_eq!(refused.err(), Some(CaptureError::MemoryNodes { found: 2 }));
+        bench.is_usable();
     }
 }

@@ -142,8 +142,8 @@ impl Served<'_> {
         let (a, math) = (self.adapters, self.math);
         let whole = |elements: usize| by_vectors(elements, math, &[]);
         let parts = self.parts.iter();
-        let parts = parts.map(|p| whole(p.first) && whole(p.columns));
-        by_vectors(a.rank, math, operands) && whole(a.n_out) && parts.fold(true, |all, p| all && p)
+        let mut parts = parts.map(|p| whole(p.first) && whole(p.columns));
+        by_vectors(a.rank, math, operands) && whole(a.n_out) && parts.all(|p| p)
     }
 
     /// Rank, ranks, columns of the product, scale, and the parts: what ends the arguments of every kernel.

@@ -5,7 +5,7 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::matmul_tensor as tensor;
-use super::pieces::{WeightTiles, Work, cut_numbers, pieces};
+use super::pieces::{WeightTiles, Work, is_one_tree, pieces, whole_args};
 use super::rows::{aligned, by_vectors, number, numbers, one, regions};
 use crate::layout::PlacedCall;
 use crate::num::tensor_step::Kind;
@@ -269,7 +269,7 @@ pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShap
     if op.n_out == 0 || op.n_in == 0 {
         return CallLaunches::default();
     }
-    let [pieces_of_grain, pieces] = pieces(&op.sum);
+    let [_, pieces] = pieces(&op.sum);
     let work = Work {
         m: op.n_out,
         n: op.n_in,
@@ -283,12 +283,10 @@ pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShap
         work,
         transposed: 0,
     };
-    // Otherwise the pieces of a grain and the grains are not one tree.
-    let one_tree = pieces <= pieces_of_grain || pieces_of_grain.is_power_of_two();
     let terms = op.sum.piece.min(op.sum.grain);
-    if let Some(mut launch) = own.whole(terms, device).filter(|_| one_tree) {
-        launch.args = regions([dy, x, call.writes[0]]).to_vec();
-        launch.args.extend(cut_numbers(op));
+    let whole = own.whole(terms, device).filter(|_| is_one_tree(&op.sum));
+    if let Some(mut launch) = whole {
+        launch.args = whole_args(op, call);
         return launch.into();
     }
     let tile = own.tile(device);

@@ -4,10 +4,11 @@
 //! A kernel computes whole chains of steps, so the choice of a tile changes no bit.
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
-use super::pieces::{WeightTiles, Work};
-use super::rows::number;
+use super::pieces::{WeightTiles, Work, is_one_tree, whole_args};
+use super::rows::{number, shared_of_two};
 use crate::layout::PlacedCall;
 use crate::num::tensor_step::Kind;
+use crate::num::tree::TokenSum;
 use crate::op::matmul::MatmulGradWeight;
 
 /// Bytes of terms of a row or column in one stage of shared memory.
@@ -159,6 +160,44 @@ impl Entries {
     }
 }
 
+/// Rows, and as many columns, of a tile of which a block computes all pieces, a warp a piece; the stages of
+/// such a warp, and the longest piece for which that pays.
+const WHOLE_EXTENT: usize = 32;
+const WHOLE_STAGES: usize = 3;
+const WHOLE_TERMS: usize = 256;
+
+/// Bytes of dynamic shared memory of a block that has so many such warps.
+fn whole_shared_bytes(warps: usize) -> usize {
+    warps * WHOLE_STAGES * 2 * WHOLE_EXTENT * STAGE_BYTES
+}
+
+/// Whether a block can compute all pieces of a tile, and a block a multiprocessor is enough for that.
+fn is_whole(work: &Work, sum: &TokenSum, device: &DeviceShape) -> bool {
+    let short = sum.piece.min(sum.grain) <= WHOLE_TERMS && is_one_tree(sum);
+    let few = work.tiles([WHOLE_EXTENT; 2]) <= device.multiprocessors as usize;
+    work.vectors && short && few && (2..=8).contains(&work.pieces)
+}
+
+/// The launch with all pieces of a tile in one block, where these are short: nothing then passes through the
+/// workspace, and no block waits for another.
+fn whole(kind: Kind, work: &Work, sum: &TokenSum, device: &DeviceShape) -> Option<KernelLaunch> {
+    let blocks = work.tiles([WHOLE_EXTENT; 2]);
+    let shared = whole_shared_bytes(work.pieces);
+    let fits = shared <= device.shared_bytes_per_block as usize;
+    let launch = || KernelLaunch {
+        entry: match kind {
+            Kind::Bf16 => "matmul_grad_weight_bf16_whole_32x32",
+            Kind::F16 => "matmul_grad_weight_f16_whole_32x32",
+            Kind::Tf32 => "matmul_grad_weight_tf32_whole_32x32",
+        },
+        grid: [number(blocks), 1, 1],
+        block: [number(32 * work.pieces), 1, 1],
+        shared_bytes: number(shared),
+        args: Vec::new(),
+    };
+    (is_whole(work, sum, device) && fits).then(launch)
+}
+
 /// The weight gradient of sizes `work`, in f32.
 pub(super) fn grad_weight(
     kind: Kind,
@@ -166,6 +205,10 @@ pub(super) fn grad_weight(
     (op, call): (&MatmulGradWeight, &PlacedCall),
     device: &DeviceShape,
 ) -> CallLaunches {
+    if let Some(mut launch) = whole(kind, work, &op.sum, device) {
+        launch.args = whole_args(op, call);
+        return launch.into();
+    }
     let tile = best_tile(work, device);
     let tiles = WeightTiles {
         tiles: work.tiles([tile.extent(); 2]),
@@ -173,6 +216,60 @@ pub(super) fn grad_weight(
     };
     let launch = |args| Entries::grad_weight(kind).launch(work, tile, args);
     tiles.launches(op, call, launch)
+}
+
+/// The launch of both gradients of a small layer: blocks of the weight's tiles, then of the input's.
+pub(super) struct Paired {
+    entry: &'static str,
+    blocks: usize,
+    pub weight_blocks: u32,
+}
+
+impl Paired {
+    /// Warps of a block; one that has a tile of the weight takes up to two pieces a warp.
+    const WARPS: usize = 4;
+    /// Blocks that share a multiprocessor.
+    const TOGETHER: usize = 2;
+
+    /// Where all blocks run at the same time; `None` where they would not.
+    pub fn of(
+        kind: Kind,
+        (weight, input): (&Work, &Work),
+        sum: &TokenSum,
+        device: &DeviceShape,
+    ) -> Option<Paired> {
+        let weight_blocks = weight.tiles([WHOLE_EXTENT; 2]);
+        let most = Self::TOGETHER * device.multiprocessors as usize;
+        let blocks = |tile: Tile| weight_blocks + input.tiles([tile.extent(); 2]);
+        let mut tiles = [Tile::T32, Tile::T64].into_iter();
+        let tile = tiles.find(|&tile| blocks(tile) <= most)?;
+        let fits = whole_shared_bytes(Self::WARPS) <= shared_of_two(device);
+        let possible = input.vectors && fits && is_whole(weight, sum, device);
+        let entry = match (kind, tile) {
+            (Kind::Bf16, Tile::T32) => "matmul_grads_bf16_32x32",
+            (Kind::Bf16, _) => "matmul_grads_bf16_64x64",
+            (Kind::F16, Tile::T32) => "matmul_grads_f16_32x32",
+            (Kind::F16, _) => "matmul_grads_f16_64x64",
+            (Kind::Tf32, Tile::T32) => "matmul_grads_tf32_32x32",
+            (Kind::Tf32, _) => "matmul_grads_tf32_64x64",
+        };
+        possible.then(|| Paired {
+            entry,
+            blocks: blocks(tile),
+            weight_blocks: number(weight_blocks),
+        })
+    }
+
+    /// The launch with these arguments.
+    pub fn launch(&self, args: Vec<Arg>) -> KernelLaunch {
+        KernelLaunch {
+            entry: self.entry,
+            grid: [number(self.blocks), 1, 1],
+            block: [number(32 * Self::WARPS), 1, 1],
+            shared_bytes: number(whole_shared_bytes(Self::WARPS)),
+            args,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -129,11 +129,17 @@ fn the_workspace_of_a_weight_gradient_holds_counters_and_partials_in_f32() {
     };
     for math in KINDS {
         let of = |op: MatmulGradWeight| matmul::grad_weight(&op, &placed(op.clone(), 0), &H200);
-        let made = of(op(math, 128));
+        // Sixteen pieces are more than a block has warps.
+        let made = of(op(math, 64));
         let expected = format!("matmul_grad_weight_{}_64x64", math.name());
-        assert_eq!(entry(&made), (expected.as_str(), 8 * 12));
+        assert_eq!(entry(&made), (expected.as_str(), 16 * 12));
         assert_eq!(made.zeroed_bytes, 256);
-        assert_eq!(made.workspace_bytes - 256, 8 * 384 * 128 * 4);
+        assert_eq!(made.workspace_bytes - 256, 16 * 384 * 128 * 4);
+        let made = of(op(math, 128));
+        let expected = format!("matmul_grad_weight_{}_whole_32x32", math.name());
+        assert_eq!(entry(&made), (expected.as_str(), 48));
+        assert_eq!(made.launches[0].block, [256, 1, 1]);
+        assert_eq!((made.workspace_bytes, made.zeroed_bytes), (0, 0));
         let whole = of(op(math, 1024));
         assert_eq!((whole.workspace_bytes, whole.zeroed_bytes), (0, 0));
     }

@@ -54,6 +54,19 @@ pub(super) fn cut_of(sum: &TokenSum) -> [usize; 3] {
     [sum.tokens, sum.grain.max(1), sum.piece.max(1)]
 }
 
+/// Whether the trees over the pieces of a grain and over the grains are one tree over all pieces.
+pub(super) fn is_one_tree(sum: &TokenSum) -> bool {
+    let [pieces_of_grain, pieces] = pieces(sum);
+    pieces <= pieces_of_grain || pieces_of_grain.is_power_of_two()
+}
+
+/// The arguments of a kernel whose blocks compute all pieces of a tile.
+pub(super) fn whole_args(op: &MatmulGradWeight, call: &PlacedCall) -> Vec<Arg> {
+    let mut args = regions([call.reads[0], call.reads[1], call.writes[0]]).to_vec();
+    args.extend(cut_numbers(op));
+    args
+}
+
 /// The tiles of a weight gradient, each of as many outputs.
 pub(super) struct WeightTiles {
     pub tiles: usize,
@@ -92,7 +105,7 @@ impl WeightTiles {
 }
 
 /// The sizes of a weight gradient and of its cut, as all its kernels take them.
-pub(super) fn cut_numbers(op: &MatmulGradWeight) -> [Arg; 8] {
+fn cut_numbers(op: &MatmulGradWeight) -> [Arg; 8] {
     let [pieces_of_grain, pieces] = pieces(&op.sum);
     let [tokens, grain, piece] = cut_of(&op.sum);
     numbers([

@@ -2,12 +2,13 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape};
 use super::rows::{
-    Cut, Workspace, aligned, entry, no_tokens, number, numbers, one, regions, shared_of_two,
+    Cut, Workspace, aligned, by_vectors, entry, no_tokens, number, numbers, one, shared_of_one,
+    shared_of_two,
 };
 use crate::layout::{PlacedCall, Region};
 use crate::op::Store;
 use crate::op::rms_norm::{RmsNorm, RmsNormGrad};
-use crate::shape::DType;
+use crate::shape::Math;
 
 /// Rows of a block where a warp serves a row.
 const ROWS: usize = 4;
@@ -49,24 +50,43 @@ pub fn forward(op: &RmsNorm, call: &PlacedCall, _device: &DeviceShape) -> CallLa
 /// The flag of a kernel that writes a copy of the gradient.
 const COPY: usize = 2;
 /// Pieces up to which the last block folds all of them itself.
-const FEW_PIECES: usize = 32;
+const FEW_PIECES: usize = 16;
 /// Pieces that the last block of a group folds otherwise.
 const GROUP: usize = 16;
-/// Warps of a block that reads its rows again from memory.
+/// Warps of a block that reads its rows from memory.
 const WARPS_UNSTAGED: usize = 16;
 
-/// The most warps of a block, each with its row in shared memory, so that two blocks fit.
-fn staged_warps(d_model: usize, piece: usize, device: &DeviceShape) -> Option<usize> {
-    let wanted = piece.next_power_of_two().clamp(4, 32);
-    [32, 16, 8, 4].into_iter().find(|&warps| {
-        let fits = staged_bytes(d_model, warps) <= shared_of_two(device);
-        warps <= wanted && fits && (warps >= 8 || warps == wanted)
-    })
+/// How a block brings the rows of its piece to shared memory: `stages` stages of `rows` rows each, with two
+/// warps a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stream {
+    rows: usize,
+    stages: usize,
 }
 
-/// For each warp two rows, and a row for the chains.
-fn staged_bytes(d_model: usize, warps: usize) -> usize {
-    (2 * warps + 1) * d_model * 4
+impl Stream {
+    /// Wanted in this order while two blocks of it fit on a multiprocessor, then while one does.
+    const WANTED: [Stream; 5] = [
+        Stream { rows: 4, stages: 3 },
+        Stream { rows: 4, stages: 2 },
+        Stream { rows: 2, stages: 3 },
+        Stream { rows: 2, stages: 2 },
+        Stream { rows: 1, stages: 2 },
+    ];
+
+    /// Of each row what is added to, r and dh, and a row for the chains.
+    fn bytes(self, d_model: usize, math: Math) -> usize {
+        (self.rows * self.stages * (8 + math.storage().size()) + 4) * d_model
+    }
+
+    /// The stream of rows of `d_model`; `None` where not even the smallest fits.
+    fn of(d_model: usize, math: Math, device: &DeviceShape) -> Option<Stream> {
+        let fits = |room: usize| {
+            let mut wanted = Self::WANTED.into_iter();
+            wanted.find(|stream| stream.bytes(d_model, math) <= room)
+        };
+        fits(shared_of_two(device)).or_else(|| fits(shared_of_one(device)))
+    }
 }
 
 /// Rows of a block that serves rows alone, beside others that serve this many columns of the weight.
@@ -78,82 +98,97 @@ const SPLIT_PIECES: usize = 256;
 const SPLIT_TOKENS: usize = 2048;
 const SPLIT_ELEMENTS: usize = 1 << 21;
 
+/// The gradient's operands as its kernels take them.
+struct Operands {
+    /// dh, r, weight, rstd, dr, and where the copy of dr goes, which is dr itself where there is none.
+    regions: [Region; 6],
+    dweight: Option<Region>,
+    flags: usize,
+}
+
+impl Operands {
+    fn of(op: &RmsNormGrad, call: &PlacedCall) -> Operands {
+        let [dh, r, weight, rstd] = [0, 1, 2, 3].map(|i| call.reads[i]);
+        let dr = call.writes[0];
+        let copy = if op.delta_grad { call.writes[1] } else { dr };
+        let dweight = call.writes.get(1 + usize::from(op.delta_grad));
+        Operands {
+            regions: [dh, r, weight, rstd, dr, copy],
+            dweight: dweight.copied().filter(|_| op.weight_grad),
+            flags: usize::from(op.store == Store::Add) + COPY * usize::from(op.delta_grad),
+        }
+    }
+
+    /// Whether all but rstd can be read four elements at once.
+    fn quads(&self, d_model: usize) -> bool {
+        let [dh, r, weight, _, dr, copy] = self.regions;
+        aligned(d_model, &[dh, r, weight, dr, copy])
+    }
+
+    /// The regions as arguments.
+    fn args(&self) -> Vec<Arg> {
+        let regions = self.regions.iter().chain(&self.dweight);
+        regions.map(|&region| Arg::Region(region)).collect()
+    }
+}
+
 /// Both gradients of a small call of aligned rows, by blocks that need nothing from each other.
-fn grad_split(op: &RmsNormGrad, call: &PlacedCall) -> Option<CallLaunches> {
+fn grad_split(op: &RmsNormGrad, operands: &Operands) -> Option<CallLaunches> {
     let (d, cut) = (op.d_model, Cut::new(&op.sum));
-    let wide = op.math.storage() == DType::F32;
-    let operands: Vec<Region> = call.reads.iter().chain(&call.writes).copied().collect();
     let small = cut.tokens <= SPLIT_TOKENS && cut.tokens * d <= SPLIT_ELEMENTS;
     let one_tree = cut.grains() == 1 && cut.pieces() <= SPLIT_PIECES;
     // The chains read `rstd` by fours too.
-    if !(wide && small && one_tree && aligned(d, &operands) && cut.piece.is_multiple_of(4)) {
+    let rstd = operands.regions[3];
+    let quads = operands.quads(d) && rstd.offset.is_multiple_of(16);
+    if !(small && one_tree && quads && cut.piece.is_multiple_of(4)) {
         return None;
     }
-    let mut args: Vec<Arg> = operands.into_iter().map(Arg::Region).collect();
-    let add = usize::from(op.store == Store::Add);
-    args.extend(numbers([cut.tokens, cut.piece, d, add]));
+    let mut args = operands.args();
+    args.extend(numbers([cut.tokens, cut.piece, d, operands.flags]));
     let blocks = d.div_ceil(SPLIT_COLUMNS) + cut.tokens.div_ceil(SPLIT_ROWS);
-    let threads = number(32 * SPLIT_ROWS);
     Some(one(
-        "rms_norm_grad_f32_split",
+        entry!(op.math, "rms_norm_grad", "_split"),
         [blocks, 1],
-        [threads, 1],
+        [number(32 * SPLIT_ROWS), 1],
         args,
     ))
 }
 
-/// The input gradient of every row and, where it is asked for, the weight gradient. The kernels of narrow
-/// activations take what the f32 ones take, and where the copy of the gradient goes.
+/// The input gradient of every row and, where it is asked for, the weight gradient.
 pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let (d, math) = (op.d_model, op.math);
-    let [dh, r, weight, rstd] = [0, 1, 2, 3].map(|i| call.reads[i]);
-    let dr = call.writes[0];
     if d == 0 {
         return CallLaunches::default();
     }
-    let mut flags = usize::from(op.store == Store::Add);
-    let mut args = regions([dh, r, weight, rstd, dr]).to_vec();
-    let mut quads = aligned(d, &[dh, r, weight, dr]);
-    if math.storage() != DType::F32 {
-        let copy = if op.delta_grad { call.writes[1] } else { dr };
-        flags += COPY * usize::from(op.delta_grad);
-        quads = quads && aligned(d, &[copy]);
-        args.push(Arg::Region(copy));
-    }
-    if !op.weight_grad {
-        let entry = match quads {
+    let operands = Operands::of(op, call);
+    let Some(dweight) = operands.dweight else {
+        let entry = match operands.quads(d) {
             true => entry!(math, "rms_norm_grad", "_rows_quads"),
             false => entry!(math, "rms_norm_grad", "_rows"),
         };
-        args.extend(numbers([op.sum.tokens, d, flags]));
+        let mut args = operands.args();
+        args.extend(numbers([op.sum.tokens, d, operands.flags]));
         let blocks = op.sum.tokens.div_ceil(ROWS);
         return one(entry, [blocks, 1], [number(32 * ROWS), 1], args);
-    }
-    let dweight = call.writes[1 + usize::from(op.delta_grad)];
+    };
     if op.sum.tokens == 0 {
         return no_tokens(&[dweight]);
     }
-    if let Some(launches) = grad_split(op, call) {
-        return launches;
-    }
-    args.push(Arg::Region(dweight));
-    weight_grad(op, (quads, flags), args, device)
+    grad_split(op, &operands).unwrap_or_else(|| grad_by_pieces(op, &operands, device))
 }
 
-/// The launch with a weight gradient, a block a piece; `args` are its regions.
-fn weight_grad(
-    op: &RmsNormGrad,
-    (quads, flags): (bool, usize),
-    mut args: Vec<Arg>,
-    device: &DeviceShape,
-) -> CallLaunches {
+/// Both gradients, a block a piece.
+fn grad_by_pieces(op: &RmsNormGrad, operands: &Operands, device: &DeviceShape) -> CallLaunches {
     let (d, math, cut) = (op.d_model, op.math, Cut::new(&op.sum));
-    let staged = staged_warps(d, cut.piece, device);
-    let entry = match (staged.is_some(), quads) {
-        (false, false) => entry!(math, "rms_norm_grad", ""),
-        (false, true) => entry!(math, "rms_norm_grad", "_quads"),
-        (true, false) => entry!(math, "rms_norm_grad", "_staged"),
-        (true, true) => entry!(math, "rms_norm_grad", "_staged_quads"),
+    let quads = operands.quads(d);
+    // Rows are copied by 16 bytes, also where they are stored narrower.
+    let copied = quads && by_vectors(d, math, &operands.regions[..1]);
+    let stream = Stream::of(d, math, device).filter(|_| copied);
+    let entry = match (stream.map(|stream| stream.stages), quads) {
+        (Some(3), _) => entry!(math, "rms_norm_grad", "_three_stages"),
+        (Some(_), _) => entry!(math, "rms_norm_grad", "_two_stages"),
+        (None, true) => entry!(math, "rms_norm_grad", "_quads"),
+        (None, false) => entry!(math, "rms_norm_grad", ""),
     };
     let pieces = cut.grains() * cut.pieces();
     let group = if pieces <= FEW_PIECES { 1 } else { GROUP };
@@ -161,12 +196,13 @@ fn weight_grad(
         counters: 1 + cut.grains() * cut.pieces().div_ceil(group),
         partials: pieces * d,
     };
+    let mut args = operands.args();
     args.extend(cut.numbers());
-    args.extend(numbers([group, d, flags]));
+    args.extend(numbers([group, d, operands.flags]));
     args.extend(workspace.args());
-    let threads = number(32 * staged.unwrap_or(WARPS_UNSTAGED));
-    let launches = one(entry, [pieces, 1], [threads, 1], args);
-    workspace.with(launches, staged.map_or(0, |warps| staged_bytes(d, warps)))
+    let threads = stream.map_or(32 * WARPS_UNSTAGED, |stream| 64 * stream.rows);
+    let launches = one(entry, [pieces, 1], [number(threads), 1], args);
+    workspace.with(launches, stream.map_or(0, |stream| stream.bytes(d, math)))
 }
 
 #[cfg(test)]
@@ -176,21 +212,29 @@ mod tests {
     use crate::op::OpCall;
     use crate::shape::Math;
 
+    const H200: DeviceShape = DeviceShape {
+        multiprocessors: 132,
+        shared_bytes_per_block: 232_448,
+    };
+
     #[test]
-    fn rows_are_staged_while_two_blocks_fit() {
-        let device = DeviceShape {
-            multiprocessors: 132,
-            shared_bytes_per_block: 232_448,
-        };
-        assert_eq!(staged_warps(128, 32, &device), Some(32));
-        assert_eq!(staged_warps(768, 32, &device), Some(16));
-        assert_eq!(staged_warps(1024, 32, &device), Some(8));
-        assert_eq!(staged_warps(64, 1, &device), Some(4));
-        assert_eq!(staged_warps(4096, 32, &device), None);
+    fn rows_are_streamed_while_two_blocks_fit_then_while_one_does() {
+        let stream = |d_model, math| Stream::of(d_model, math, &H200).map(|s| (s.rows, s.stages));
+        assert_eq!(stream(768, Math::F32), Some((4, 3)));
+        assert_eq!(stream(768, Math::Bf16), Some((4, 3)));
+        assert_eq!(stream(1024, Math::Bf16), Some((4, 2)));
+        assert_eq!(stream(2048, Math::F32), Some((2, 2)));
+        assert_eq!(stream(4096, Math::Bf16), Some((1, 2)));
+        assert_eq!(stream(8192, Math::F32), Some((1, 2)));
+        assert_eq!(stream(16_384, Math::F32), None);
+        for (d_model, math) in [(768, Math::F32), (1024, Math::F16), (4096, Math::F32)] {
+            let stream = Stream::of(d_model, math, &H200).expect("fits");
+            assert!(stream.bytes(d_model, math) < H200.shared_bytes_per_block as usize);
+        }
     }
 
     /// The kernel of both gradients of a call over `tokens` rows, operands from `start` on.
-    fn grad_entry(tokens: usize, d_model: usize, start: usize) -> &'static str {
+    fn grad_entry((tokens, d_model): (usize, usize), start: usize, math: Math) -> &'static str {
         let op = RmsNormGrad {
             d_model,
             sum: TokenSum {
@@ -201,7 +245,7 @@ mod tests {
             store: Store::Assign,
             weight_grad: true,
             delta_grad: false,
-            math: Math::F32,
+            math,
         };
         let region = Region {
             offset: start,
@@ -216,20 +260,23 @@ mod tests {
                 writes: Vec::new(),
             },
         };
-        let device = DeviceShape {
-            multiprocessors: 132,
-            shared_bytes_per_block: 232_448,
-        };
-        grad(&op, &call, &device).launches[0].entry
+        grad(&op, &call, &H200).launches[0].entry
     }
 
     #[test]
     fn small_gradients_are_split_by_kind_and_large_ones_by_piece() {
-        assert_eq!(grad_entry(1024, 128, 0), "rms_norm_grad_f32_split");
-        assert_eq!(grad_entry(2048, 1024, 0), "rms_norm_grad_f32_split");
-        assert_eq!(grad_entry(1024, 128, 4), "rms_norm_grad_f32_staged");
-        assert_eq!(grad_entry(8192, 768, 0), "rms_norm_grad_f32_staged_quads");
-        assert_eq!(grad_entry(2048, 1028, 0), "rms_norm_grad_f32_staged_quads");
+        let f32 = |tokens, d_model, start| grad_entry((tokens, d_model), start, Math::F32);
+        assert_eq!(f32(1024, 128, 0), "rms_norm_grad_f32_split");
+        assert_eq!(f32(2048, 1024, 0), "rms_norm_grad_f32_split");
+        assert_eq!(f32(1024, 128, 4), "rms_norm_grad_f32");
+        assert_eq!(f32(8192, 768, 0), "rms_norm_grad_f32_three_stages");
+        assert_eq!(f32(2048, 1028, 0), "rms_norm_grad_f32_two_stages");
+        assert_eq!(f32(8192, 16_384, 0), "rms_norm_grad_f32_quads");
+        let bf16 = |tokens, d_model, start| grad_entry((tokens, d_model), start, Math::Bf16);
+        assert_eq!(bf16(1024, 128, 0), "rms_norm_grad_bf16_split");
+        assert_eq!(bf16(8192, 768, 0), "rms_norm_grad_bf16_three_stages");
+        // Rows of 8 bytes more than a multiple of 16.
+        assert_eq!(bf16(8192, 772, 0), "rms_norm_grad_bf16_quads");
     }
 
     #[test]

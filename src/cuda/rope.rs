@@ -38,7 +38,10 @@ fn pairs_a_thread(heads: &Heads, math: Math, operands: &[Region; 2]) -> usize {
     }
 }
 
-/// The entry serves `width` pairs a thread.
+/// Heads that a thread rotates, one after another with the same angles; the kernel's own constant.
+const HEADS_A_THREAD: usize = 4;
+
+/// The entry serves `width` pairs of each of its heads a thread.
 fn turn(
     (entry, width): (&'static str, usize),
     operands: [Region; 2],
@@ -53,7 +56,7 @@ fn turn(
         heads.head_dim,
         heads.columns(),
     ]));
-    let pairs = heads.rotated() * (heads.head_dim / 2);
+    let pairs = heads.rotated().div_ceil(HEADS_A_THREAD) * (heads.head_dim / 2);
     tiles(entry, (rows, pairs / width), device, args)
 }
 

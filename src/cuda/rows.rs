@@ -191,6 +191,11 @@ impl Workspace {
     }
 }
 
+/// Dynamic shared memory of a block that has a multiprocessor to itself; a little is left for static arrays.
+pub(super) fn shared_of_one(device: &DeviceShape) -> usize {
+    (device.shared_bytes_per_block as usize).saturating_sub(1024)
+}
+
 /// Dynamic shared memory with which two blocks share a multiprocessor; each reserves 1 KiB besides.
 pub(super) fn shared_of_two(device: &DeviceShape) -> usize {
     (device.shared_bytes_per_block as usize / 2).saturating_sub(1024)

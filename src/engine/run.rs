@@ -10,7 +10,7 @@ use super::step::{Observe, StepReport};
 use super::trainer::Trainer;
 use crate::backend::Backend;
 use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat};
-use crate::error::{CheckpointError, ConfigError, Error};
+use crate::error::{CheckpointError, ConfigError, Error, Expected, Found};
 use crate::io::model_folder::ModelFolder;
 use crate::io::nf4_folder::companions;
 use crate::io::peft::AdapterFolder;
@@ -183,6 +183,21 @@ impl Validation {
 pub fn plan_of(recipe: &Recipe) -> Result<Plan, Error> {
     let model = model_of(recipe)?;
     recipe.check_positions()?;
+    Ok(Plan::build(model.as_ref(), plan_config(recipe))?)
+}
+
+/// The plan of a recipe's backbone alone: features and the gradient of what comes out are the caller's.
+///
+/// # Errors
+/// [`ConfigError::Value`] for a family that has no such form; as [`plan_of`].
+pub fn backbone_plan_of(recipe: &Recipe) -> Result<Plan, Error> {
+    let config = recipe.model_config()?;
+    let model = config.backbone().ok_or_else(|| ConfigError::Value {
+        file: format!("the backbone of {}", recipe.name),
+        key: "model.family",
+        expected: Expected::OneOf(&["mamba"]),
+        found: Found::Text(config.family().to_owned()),
+    })?;
     Ok(Plan::build(model.as_ref(), plan_config(recipe))?)
 }
 

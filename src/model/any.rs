@@ -63,6 +63,14 @@ impl AnyConfig {
         }
     }
 
+    /// The layers and the final norm alone, without embedding, head and loss; `None` for a family that has no such form.
+    pub fn backbone(&self) -> Option<Box<dyn Model>> {
+        match self {
+            AnyConfig::Decoder(_) => None,
+            AnyConfig::Mamba(config) => Some(Box::new(Mamba::new(config.clone()).backbone_alone())),
+        }
+    }
+
     /// The same model with weight decay as `decay` says. In a decoder both rules name the same tensors.
     pub fn with_decay(self, decay: Decay) -> Self {
         match self {

@@ -43,6 +43,24 @@ impl<T> TreeFold<T> {
         self.leaves += 1;
     }
 
+    /// Whether there was no leaf yet.
+    pub fn is_empty(&self) -> bool {
+        self.stack.is_empty()
+    }
+
+    /// The partial that the next leaf is the right side of as soon as it is there.
+    pub fn left_of_next(&self) -> Option<&T> {
+        match merges_after(self.leaves) {
+            0 => None,
+            _ => self.stack.last(),
+        }
+    }
+
+    /// The partial that the next leaf is the right side of where no leaf follows.
+    pub fn left_of_last(&self) -> Option<&T> {
+        self.stack.last()
+    }
+
     /// The root, or `None` when there was no leaf.
     pub fn finish(mut self, mut merge: impl FnMut(T, T) -> T) -> Option<T> {
         let mut carry = self.stack.pop()?;
@@ -151,6 +169,32 @@ mod tests {
                 recursive(&p).to_bits(),
                 "{n} leaves"
             );
+        }
+    }
+
+    #[test]
+    fn a_leaf_knows_its_left_side_before_it_is_there() {
+        for n in 1..40 {
+            let mut fold: TreeFold<Range<usize>> = TreeFold::new();
+            for i in 0..n {
+                let told = match i + 1 == n {
+                    true => fold.left_of_last().cloned(),
+                    false => fold.left_of_next().cloned(),
+                };
+                let mut found = None;
+                let mut merge = |left: Range<usize>, right: Range<usize>| {
+                    assert_eq!(left.end, right.start);
+                    if right == (i..i + 1) {
+                        found = Some(left.clone());
+                    }
+                    left.start..right.end
+                };
+                fold.push(i..i + 1, &mut merge);
+                if i + 1 == n {
+                    assert_eq!(std::mem::take(&mut fold).finish(&mut merge), Some(0..n));
+                }
+                assert_eq!(told, found, "leaf {i} of {n}");
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use crate::num::tree::{ROW_PIECE, TreeFold, weight_piece};
 use crate::op::cross_entropy::{CrossEntropy, LogitsAfter, LossSum};
 use crate::op::matmul::Matmul;
 use crate::op::tree_add::TreeAdd;
-use crate::op::{OpCall, Slot};
+use crate::op::{OpCall, Slot, Store};
 use crate::program::ProgramBuilder;
 
 /// One row chunk.
@@ -118,16 +118,24 @@ impl HeadPlan {
                 grads.forget(chunk.logits);
                 continue;
             };
-            let level = levels.take(&mut grads);
-            grads.redirect(self.head.weight, Some(levels.slots[level]));
+            let next = self.chunks.get(index + 1);
+            let last = next.is_none_or(|next| next.grain != chunk.grain);
+            let left = match (last, pieces.is_empty()) {
+                (false, _) => pieces.left_of_next(),
+                (true, false) => pieces.left_of_last(),
+                (true, true) if next.is_some() => grains.left_of_next(),
+                (true, true) => grains.left_of_last(),
+            };
+            // The product adds a right side to its left side, where it then stands too.
+            let (level, store) = match left {
+                Some(&left) => (left, Store::Add),
+                None => (levels.take(&mut grads), Store::Assign),
+            };
+            grads.redirect(self.head.weight, Some((levels.slots[level], store)));
             grads.backward(&calls)?;
             grads.forget(chunk.logits);
             grads.redirect(self.head.weight, None);
             pieces.push(level, |a, b| levels.merge(&mut grads, a, b));
-            let last = self
-                .chunks
-                .get(index + 1)
-                .is_none_or(|next| next.grain != chunk.grain);
             if last {
                 let done = std::mem::take(&mut pieces);
                 if let Some(level) = done.finish(|a, b| levels.merge(&mut grads, a, b)) {
@@ -217,7 +225,11 @@ impl Levels {
         level
     }
 
+    /// Adds the right side to the left one, unless the product has done so.
     fn merge(&mut self, grads: &mut GradBuilder, left: usize, right: usize) -> usize {
+        if left == right {
+            return left;
+        }
         let op = TreeAdd {
             elements: self.shape[0] * self.shape[1],
         };

@@ -12,15 +12,15 @@ const SMALL: [&str; 6] = [
     "model.n_layers=1",
     "model.d_ff=128",
     "data.batch=16",
-    "steps=80",
-    "schedule.warmup=10",
+    "steps=300",
+    "schedule.warmup=20",
 ];
 
 /// What trains beside the base or evaluates it; `{lora}` is the section of adapters.
 const RECIPE: &str = r#"
 name = "differences"
 seed = 2
-steps = 80
+steps = 200
 [model]
 path = "base/model"
 {lora}
@@ -87,7 +87,7 @@ fn adapters_learn_what_their_base_cannot_and_merge_into_a_folder_that_can() {
     let base = std::fs::read(folder.path().join("base/model/model.safetensors")).expect("a base");
     let trained = done(bitstep(&["train", &lora, "--device", "cpu", "--out", &run]));
     let after = loss(&trained);
-    assert!(after < 0.6 * before, "from {before} to {after}");
+    assert!(after < 0.5 * before, "from {before} to {after}");
     let still = std::fs::read(folder.path().join("base/model/model.safetensors")).expect("a base");
     assert!(base == still, "the base keeps its bits");
 
@@ -97,7 +97,7 @@ fn adapters_learn_what_their_base_cannot_and_merge_into_a_folder_that_can() {
         "eval", &plain, "--model", &merged, "--device", "cpu",
     ]));
     assert!(
-        (loss(&whole) - after).abs() < 1e-3,
+        (loss(&whole) - after).abs() < 1e-5,
         "{} {after}",
         loss(&whole)
     );
@@ -111,7 +111,7 @@ fn adapters_learn_what_their_base_cannot_and_merge_into_a_folder_that_can() {
         "eval", &plain, "--model", &other, "--device", "cpu",
     ]));
     assert!(
-        (loss(&other) - after).abs() > 1e-3,
+        (loss(&other) - after).abs() > 1e-4,
         "{} {after}",
         loss(&other)
     );

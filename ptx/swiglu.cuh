@@ -1,11 +1,13 @@
-// SwiGLU over elements stored in H: forward and backward, computed in f32 and rounded once.
+// SwiGLU over elements stored in H, which is f32, bf16 or f16: forward and backward, computed in f32 and rounded once.
 //
-// A block of 32 x 8 threads serves 32 columns (or octets of columns) and a run of 8 * `steps` rows.
+// A block of 32 x 8 threads serves 32 columns (or as many times what 16 bytes hold) and a run of 8 * `steps` rows.
 #pragma once
 #include "contract.cuh"
-#include "narrow.cuh"
+#include "storage.cuh"
 
 namespace swiglu {
+
+using storage::Vector;
 
 /// Up to here e^-|x| and its multiples are far from the ends of the exponents.
 constexpr float NEAR = 60.0f;
@@ -34,23 +36,19 @@ __device__ __forceinline__ float sigmoid_near(float x) {
     return down ? contract::from_bits(contract::to_bits(q) + n) : q;
 }
 
-/// Whether all of eight elements are near.
-__device__ __forceinline__ bool all_near(const narrow::Octet& x) {
+/// The sigmoids of all elements.
+template <typename H>
+__device__ __forceinline__ Vector<H> sigmoids(const Vector<H>& x) {
     bool near = true;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) near &= fabsf(x.v[i]) <= NEAR;
-    return near;
-}
-
-/// The sigmoids of eight elements.
-__device__ __forceinline__ narrow::Octet sigmoids(const narrow::Octet& x) {
-    narrow::Octet s;
-    if (all_near(x)) {
+    for (int i = 0; i < Vector<H>::N; ++i) near &= fabsf(x.v[i]) <= NEAR;
+    Vector<H> s;
+    if (near) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s.v[i] = sigmoid_near(x.v[i]);
+        for (int i = 0; i < Vector<H>::N; ++i) s.v[i] = sigmoid_near(x.v[i]);
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s.v[i] = contract::sigmoid(x.v[i]);
+        for (int i = 0; i < Vector<H>::N; ++i) s.v[i] = contract::sigmoid(x.v[i]);
     }
     return s;
 }
@@ -71,23 +69,32 @@ __device__ __forceinline__ void forward_rows(const H* gate_up, H* a, unsigned ro
     unsigned row = blockIdx.x * 8 * steps + threadIdx.y;
     for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
         const H* gate = gate_up + (size_t)row * 2 * d + j;
-        const float g = narrow::widen(gate[0]), u = narrow::widen(gate[d]);
-        a[(size_t)row * d + j] = narrow::narrowed<H>(gated(g, contract::sigmoid(g), u));
+        const float g = storage::widen(gate[0]), u = storage::widen(gate[d]);
+        a[(size_t)row * d + j] = storage::narrowed<H>(gated(g, contract::sigmoid(g), u));
     }
 }
 
+/// The words of the next row are under way while a row is computed.
 template <typename H>
-__device__ __forceinline__ void forward_octets(const H* gate_up, H* a, unsigned rows, unsigned d, unsigned steps) {
-    const unsigned j = (blockIdx.y * 32 + threadIdx.x) * 8;
+__device__ __forceinline__ void forward_vectors(const H* gate_up, H* a, unsigned rows, unsigned d, unsigned steps) {
+    constexpr int N = Vector<H>::N;
+    const unsigned j = (blockIdx.y * 32 + threadIdx.x) * N;
     if (j >= d) return;
     unsigned row = blockIdx.x * 8 * steps + threadIdx.y;
+    if (row >= rows) return;
+    const H* gate = gate_up + (size_t)row * 2 * d + j;
+    uint4 g_words = storage::load_words(gate), u_words = storage::load_words(gate + d);
     for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
-        const H* gate = gate_up + (size_t)row * 2 * d + j;
-        const narrow::Octet g = narrow::load8(gate), u = narrow::load8(gate + d), y = sigmoids(g);
-        narrow::Octet out;
+        const Vector<H> g(g_words), u(u_words);
+        if (s + 1 < steps && row + 8 < rows) {
+            gate += (size_t)16 * d;
+            g_words = storage::load_words(gate), u_words = storage::load_words(gate + d);
+        }
+        const Vector<H> y = sigmoids(g);
+        Vector<H> out;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) out.v[i] = gated(g.v[i], y.v[i], u.v[i]);
-        narrow::store8(a + (size_t)row * d + j, out);
+        for (int i = 0; i < N; ++i) out.v[i] = gated(g.v[i], y.v[i], u.v[i]);
+        storage::store_vector(a + (size_t)row * d + j, out);
     }
 }
 
@@ -98,26 +105,27 @@ __device__ __forceinline__ void backward_rows(const H* da, H* gate_up, unsigned 
     unsigned row = blockIdx.x * 8 * steps + threadIdx.y;
     for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
         H* gate = gate_up + (size_t)row * 2 * d + j;
-        float g = narrow::widen(gate[0]), u = narrow::widen(gate[d]);
-        backward(narrow::widen(da[(size_t)row * d + j]), contract::sigmoid(g), g, u);
-        gate[0] = narrow::narrowed<H>(g);
-        gate[d] = narrow::narrowed<H>(u);
+        float g = storage::widen(gate[0]), u = storage::widen(gate[d]);
+        backward(storage::widen(da[(size_t)row * d + j]), contract::sigmoid(g), g, u);
+        gate[0] = storage::narrowed<H>(g);
+        gate[d] = storage::narrowed<H>(u);
     }
 }
 
 template <typename H>
-__device__ __forceinline__ void backward_octets(const H* da, H* gate_up, unsigned rows, unsigned d, unsigned steps) {
-    const unsigned j = (blockIdx.y * 32 + threadIdx.x) * 8;
+__device__ __forceinline__ void backward_vectors(const H* da, H* gate_up, unsigned rows, unsigned d, unsigned steps) {
+    constexpr int N = Vector<H>::N;
+    const unsigned j = (blockIdx.y * 32 + threadIdx.x) * N;
     if (j >= d) return;
     unsigned row = blockIdx.x * 8 * steps + threadIdx.y;
     for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
         H* gate = gate_up + (size_t)row * 2 * d + j;
-        narrow::Octet g = narrow::load8(gate), u = narrow::load8(gate + d);
-        const narrow::Octet y = narrow::load8(da + (size_t)row * d + j), sigmoid = sigmoids(g);
+        Vector<H> g = storage::load_vector(gate), u = storage::load_vector(gate + d);
+        const Vector<H> y = storage::load_vector(da + (size_t)row * d + j), sigmoid = sigmoids(g);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) backward(y.v[i], sigmoid.v[i], g.v[i], u.v[i]);
-        narrow::store8(gate, g);
-        narrow::store8(gate + d, u);
+        for (int i = 0; i < N; ++i) backward(y.v[i], sigmoid.v[i], g.v[i], u.v[i]);
+        storage::store_vector(gate, g);
+        storage::store_vector(gate + d, u);
     }
 }
 
@@ -125,14 +133,14 @@ __device__ __forceinline__ void backward_octets(const H* da, H* gate_up, unsigne
 
 #define SWIGLU_ENTRY(NAME, H, BODY)                                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                         \
-    NAME(const narrow::H* __restrict__ gate_up, narrow::H* __restrict__ a, unsigned rows, unsigned d,         \
+    NAME(const storage::H* __restrict__ gate_up, storage::H* __restrict__ a, unsigned rows, unsigned d,         \
          unsigned steps) {                                                                                    \
         swiglu::BODY(gate_up, a, rows, d, steps);                                                             \
     }
 
 #define SWIGLU_GRAD_ENTRY(NAME, H, BODY)                                                                      \
     extern "C" __global__ void __launch_bounds__(256)                                                         \
-    NAME(const narrow::H* __restrict__ da, narrow::H* __restrict__ gate_up, unsigned rows, unsigned d,        \
+    NAME(const storage::H* __restrict__ da, storage::H* __restrict__ gate_up, unsigned rows, unsigned d,        \
          unsigned steps) {                                                                                    \
         swiglu::BODY(da, gate_up, rows, d, steps);                                                            \
     }

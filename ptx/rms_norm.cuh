@@ -1,15 +1,13 @@
 // r = x + delta (with a residual), rstd = 1 / sqrt(sum r^2 / d + eps), h = (r * rstd) * weight: a warp a row. The
-// residual stream x and r is stored in f32, delta and h in H.
+// residual stream x and r is stored in f32, delta and h in H: f32, bf16 or f16.
 #pragma once
 #include "contract.cuh"
-#include "narrow.cuh"
+#include "storage.cuh"
 
 namespace rms_norm {
 
-using contract::load4;
-using contract::store4;
-using narrow::load4;
-using narrow::store4;
+using storage::load4;
+using storage::store4;
 
 template <typename H>
 struct Params {
@@ -101,7 +99,7 @@ __device__ __forceinline__ void norm_any(const Params<H>& p) {
         contract::for_strided(p.d, [&](unsigned i, int lane) {
             float v = p.x[start + i];
             if (RESIDUAL) {
-                v = __fadd_rn(v, narrow::widen(p.delta[start + i]));
+                v = __fadd_rn(v, storage::widen(p.delta[start + i]));
                 p.r[start + i] = v;
             }
             lanes[lane] = __fmaf_rn(v, v, lanes[lane]);
@@ -112,33 +110,33 @@ __device__ __forceinline__ void norm_any(const Params<H>& p) {
     if (QUADS)
         contract::for_quads(p.d, [&](unsigned i, int) { store4(p.h + start + i, scaled4(load4(r + i), rstd, load4(p.weight + i))); });
     else
-        contract::for_strided(p.d, [&](unsigned i, int) { p.h[start + i] = narrow::narrowed<H>(scaled(r[i], rstd, p.weight[i])); });
+        contract::for_strided(p.d, [&](unsigned i, int) { p.h[start + i] = storage::narrowed<H>(scaled(r[i], rstd, p.weight[i])); });
     if ((threadIdx.x & 31u) == 0) p.rstd[row] = rstd;
 }
 
 }  // namespace rms_norm
 
-#define RMS_NORM_PLAIN(NAME, H, BODY, ...)                                                                    \
-    extern "C" __global__ void __launch_bounds__(128, 8)                                                      \
-    NAME(const float* __restrict__ x, const float* __restrict__ weight, narrow::H* __restrict__ h,            \
+#define RMS_NORM_PLAIN(NAME, H, BOUNDS, BODY, ...)                                                            \
+    extern "C" __global__ void __launch_bounds__ BOUNDS                                                       \
+    NAME(const float* __restrict__ x, const float* __restrict__ weight, storage::H* __restrict__ h,           \
          float* __restrict__ rstd, unsigned rows, unsigned d, float eps) {                                    \
-        rms_norm::BODY<false, __VA_ARGS__>(rms_norm::Params<narrow::H>{x, nullptr, weight, nullptr, h, rstd, rows, d, eps}); \
+        rms_norm::BODY<false, __VA_ARGS__>(rms_norm::Params<storage::H>{x, nullptr, weight, nullptr, h, rstd, rows, d, eps});\
     }
 
-#define RMS_NORM_RESIDUAL(NAME, H, BODY, ...)                                                                 \
-    extern "C" __global__ void __launch_bounds__(128, 8)                                                      \
-    NAME(const float* __restrict__ x, const narrow::H* __restrict__ delta, const float* __restrict__ weight,  \
-         float* __restrict__ r, narrow::H* __restrict__ h, float* __restrict__ rstd, unsigned rows,           \
+#define RMS_NORM_RESIDUAL(NAME, H, BOUNDS, BODY, ...)                                                         \
+    extern "C" __global__ void __launch_bounds__ BOUNDS                                                       \
+    NAME(const float* __restrict__ x, const storage::H* __restrict__ delta, const float* __restrict__ weight, \
+         float* __restrict__ r, storage::H* __restrict__ h, float* __restrict__ rstd, unsigned rows,          \
          unsigned d, float eps) {                                                                             \
-        rms_norm::BODY<true, __VA_ARGS__>(rms_norm::Params<narrow::H>{x, delta, weight, r, h, rstd, rows, d, eps});   \
+        rms_norm::BODY<true, __VA_ARGS__>(rms_norm::Params<storage::H>{x, delta, weight, r, h, rstd, rows, d, eps});\
     }
 
 #define RMS_NORM_ENTRIES(H)                                                                                   \
-    RMS_NORM_PLAIN(rms_norm_##H, H, norm_any, false)                                                          \
-    RMS_NORM_PLAIN(rms_norm_##H##_quads, H, norm_any, true)                                                   \
-    RMS_NORM_PLAIN(rms_norm_##H##_quads_256, H, norm_held, 2)                                                 \
-    RMS_NORM_PLAIN(rms_norm_##H##_quads_1024, H, norm_held, 8)                                                \
-    RMS_NORM_RESIDUAL(rms_norm_##H##_residual, H, norm_any, false)                                            \
-    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads, H, norm_any, true)                                       \
-    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads_256, H, norm_held, 2)                                     \
-    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads_1024, H, norm_held, 8)
+    RMS_NORM_PLAIN(rms_norm_##H, H, (128), norm_any, false)                                                   \
+    RMS_NORM_PLAIN(rms_norm_##H##_quads, H, (128), norm_any, true)                                            \
+    RMS_NORM_PLAIN(rms_norm_##H##_quads_256, H, (128, 8), norm_held, 2)                                       \
+    RMS_NORM_PLAIN(rms_norm_##H##_quads_1024, H, (128), norm_held, 8)                                         \
+    RMS_NORM_RESIDUAL(rms_norm_##H##_residual, H, (128), norm_any, false)                                     \
+    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads, H, (128), norm_any, true)                                \
+    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads_256, H, (128, 8), norm_held, 2)                           \
+    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads_1024, H, (128), norm_held, 8)
