@@ -254,15 +254,16 @@ template <int ROWS, int DEPTH, int THREADS, int PER, int LANES, Inner INNER, boo
     __device__ __forceinline__ static unsigned row(unsigned lane, int i) {
         return TERMS_INSIDE ? lane + LANES * i : lane * PER + i;
     }
-    __device__ __forceinline__ Strip(const float* base, unsigned first, unsigned rows, unsigned k) {
+    // Lines of the operand start `width` elements apart.
+    __device__ __forceinline__ Strip(const float* base, unsigned first, unsigned rows, unsigned width) {
         in = threadIdx.x % (LINE / 4) * 4;
         line = threadIdx.x / (LINE / 4);
-        pitch = rows;
+        pitch = width;
         here = 0;
         if (TERMS_INSIDE) {
 #pragma unroll
             for (int c = 0; c < POINTERS; ++c) {
-                from[c] = base + (size_t)least(first + line + c * LINES, rows - 1) * k + in;
+                from[c] = base + least(first + line + c * LINES, rows - 1) * pitch + in;
             }
         } else {
             const unsigned at = VECTORS ? least(first + in, rows - 4) : first + in;
@@ -335,12 +336,16 @@ struct Small {
     // The chains of the tile at (row0, column0); `acc` starts at +0.0.
     __device__ __forceinline__ static void run(const Product& p, unsigned row0, unsigned column0,
                                                float (&acc)[TM][TN]) {
+        if (p.k == 0) return;
+        stream(StripA(p.a, row0, p.m, StripA::TERMS_INSIDE ? p.k : p.m),
+               StripB(p.b, column0, p.n, StripB::TERMS_INSIDE ? p.k : p.n), p.k, acc);
+    }
+
+    // The chains over the `k` terms that two strips bring, at least one.
+    __device__ __forceinline__ static void stream(StripA strip_a, StripB strip_b, unsigned k, float (&acc)[TM][TN]) {
         __shared__ __align__(16) float shared_a[STAGES][StripA::FLOATS];
         __shared__ __align__(16) float shared_b[STAGES][StripB::FLOATS];
-        if (p.k == 0) return;
-        StripA strip_a(p.a, row0, p.m, p.k);
-        StripB strip_b(p.b, column0, p.n, p.k);
-        unsigned to_copy = p.k, copied = 0;
+        unsigned to_copy = k, copied = 0;
         const auto fetch = [&]() {
             if (to_copy > 0) {
                 strip_a.fetch(shared_a[copied], to_copy);
@@ -354,7 +359,7 @@ struct Small {
 #pragma unroll 1
         for (int s = 0; s < STAGES - 1; ++s) fetch();
         const unsigned warp_row = threadIdx.x / 32 * (4 * TM);
-        unsigned now = 0, left = p.k;
+        unsigned now = 0, left = k;
 #pragma unroll 1
         for (; left >= BK; left -= BK) {
             copy_async_wait<STAGES - 2>();

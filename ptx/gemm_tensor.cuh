@@ -217,9 +217,13 @@ struct TensorTile {
     __device__ __forceinline__ static void run(const TensorProduct& p, unsigned row0, unsigned column0, Sums& acc,
                                                unsigned base = 0) {
         if (p.k == 0) return;
-        PanelA panel_a(p.a, row0, p.m, p.k);
-        PanelB panel_b(p.b, column0, p.n, p.k);
-        unsigned to_copy = p.k, filled = base;
+        stream(PanelA(p.a, row0, p.m, p.k), PanelB(p.b, column0, p.n, p.k), p.k, acc, base);
+    }
+
+    // The chains over the `k` terms that two panels bring, at least one.
+    __device__ __forceinline__ static void stream(PanelA panel_a, PanelB panel_b, unsigned k, Sums& acc,
+                                                  unsigned base = 0) {
+        unsigned to_copy = k, filled = base;
         const auto fetch = [&]() {
             if (to_copy > 0) {
                 panel_a.copy(filled, to_copy);
@@ -242,7 +246,7 @@ struct TensorTile {
         if (AHEAD) read(base, 0);
         unsigned now = base;
 #pragma unroll 1
-        for (unsigned round = (p.k + DEPTH - 1) / DEPTH; round > 0; --round) {
+        for (unsigned round = (k + DEPTH - 1) / DEPTH; round > 0; --round) {
             const unsigned next = after(now, base);
 #pragma unroll
             for (unsigned s = 0; s < STEPS; ++s) {

@@ -13,6 +13,7 @@ use bitstep::cuda::ptx::PTX;
 use bitstep::cuda::together::groups;
 use bitstep::layout::PlacedCall;
 use bitstep::model::decoder::Decoder;
+use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::mamba::{Mamba, Windows};
 use bitstep::model::mamba_config::{Decay, MambaFamily};
 use bitstep::model::{Family, MambaConfig, ModelConfig};
@@ -158,18 +159,8 @@ fn plans() -> Vec<Plan> {
         ] {
             let model = Decoder::new(ModelConfig {
                 family,
-                vocab_size,
-                d_model,
-                n_layers: 1,
-                n_heads: 4,
-                n_kv_heads: 2,
-                head_dim,
-                d_ff: 3 * d_model,
-                rope_theta: 1e4,
-                rms_norm_eps: 1e-6,
-                tie_embeddings: true,
                 max_seq_len: seq_len,
-                init_std: 0.02,
+                ..model([vocab_size, d_model, head_dim])
             });
             for grain in [1, batch] {
                 for math in Math::ALL {
@@ -196,8 +187,47 @@ fn plans() -> Vec<Plan> {
             }
         }
     }
+    for base in [Base::Plain, Base::Nf4] {
+        for (rank, d_model, head_dim, grain) in [(16, 128, 32, 2), (3, 36, 6, 1)] {
+            let lora = LoraConfig {
+                rank,
+                alpha: 8.0,
+                targets: Projection::ALL.into(),
+                norms: Norms::Frozen,
+                base,
+            };
+            let model = Decoder::with_adapters(model([40, d_model, head_dim]), lora);
+            for math in Math::ALL {
+                let config = PlanConfig {
+                    grain,
+                    math,
+                    ..PlanConfig::of(2, 512)
+                };
+                plans.push(Plan::build(&model, config).expect("plans"));
+            }
+        }
+    }
     mamba_plans(&mut plans);
     plans
+}
+
+/// A layer of a model with these sizes.
+fn model([vocab_size, d_model, head_dim]: [usize; 3]) -> ModelConfig {
+    ModelConfig {
+        family: Family::Qwen3,
+        vocab_size,
+        d_model,
+        n_layers: 1,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim,
+        d_ff: 3 * d_model,
+        rope_theta: 1e4,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: true,
+        max_seq_len: 512,
+        init_std: 0.02,
+    }
 }
 
 /// The same for Mamba, with every number of states that has a kernel of its own.
@@ -270,6 +300,14 @@ fn every_launch_has_the_signature_of_its_kernel() {
                     assert_storage(launch.entry, &call.call.op);
                     reached.insert(launch.entry);
                 }
+            }
+        }
+    }
+    for math in ["f32", "tf32", "bf16", "f16"] {
+        for stem in ["up", "up_grad_input", "up_grad_weight", "down_grad_input"] {
+            for end in ["", "_any"] {
+                let entry = format!("lora_{stem}_{math}{end}");
+                assert!(reached.contains(entry.as_str()), "{entry} was not reached");
             }
         }
     }

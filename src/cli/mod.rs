@@ -14,6 +14,7 @@ mod diff;
 mod diff_devices;
 mod doctor;
 mod eval;
+mod export;
 mod form;
 mod generate;
 mod inspect;
@@ -61,6 +62,8 @@ enum Command {
     Eval(eval::Eval),
     /// Continue a prompt with a model folder
     Generate(generate::Generate),
+    /// Write a model folder from a base and its adapters
+    Export(export::Export),
     /// Print what a step is made of: parameters, program, memory, manifest
     Inspect(inspect::Inspect),
     /// Run the recipes of goldens again and compare every bit
@@ -97,6 +100,7 @@ pub fn main() -> ExitCode {
         Command::Train(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Generate(command) => command.run(),
+        Command::Export(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Verify(command) => command.run(),
         Command::Bless(command) => command.run(),

@@ -174,7 +174,10 @@ fn write_results(run: &mut Run<AnyDevice>, folder: Option<&RunFolder>) -> Result
     let mut files = "recipe.toml, manifest.txt, metrics.jsonl".to_owned();
     if run.recipe.checkpoint.save_model {
         folder.write_model(&run.recipe, run.trainer.session_mut())?;
-        files += ", model/";
+        files += match run.recipe.lora.config() {
+            None => ", model/",
+            Some(_) => ", adapter/",
+        };
     }
     let path = folder.path().display();
     output::line(format_args!("written to {path}: {files}"));

@@ -56,6 +56,10 @@ impl CpuBackend {
     fn run(&self, arena: &mut CpuArena, call: &PlacedCall) -> Result<(), DeviceError> {
         let mut operands = arena.borrow(call)?;
         let (context, op) = (&self.context, &call.call.op);
+        // A table is too large to be widened for the few rows that are read.
+        if let Op::EmbedFrozen(op) = op {
+            return embed::frozen(context, op, &mut operands);
+        }
         run_widened(context, op, &mut operands, |operands| {
             execute(context, op, operands)
         })
@@ -66,6 +70,7 @@ fn execute(context: &CpuContext, op: &Op, operands: &mut Operands) -> Result<(),
     match op {
         Op::Embed(op) => embed::forward(context, op, operands),
         Op::EmbedGrad(op) => embed::grad(context, op, operands),
+        Op::EmbedFrozen(op) => embed::frozen(context, op, operands),
         Op::RmsNorm(op) => rms_norm::forward(context, op, operands),
         Op::RmsNormGrad(op) => rms_norm::grad(context, op, operands),
         Op::Matmul(op) => matmul::forward(context, op, operands),

@@ -7,9 +7,11 @@ use super::context::CpuContext;
 use super::rows::{add_to, expect_len, rows_per_task};
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
+use crate::num::element::{Bf16, Element, F16};
 use crate::num::tree::TreeFold;
 use crate::op::Store;
-use crate::op::embed::{Embed, EmbedGrad};
+use crate::op::embed::{Embed, EmbedFrozen, EmbedGrad};
+use crate::shape::DType;
 
 /// Tasks a thread, so that frequent ids in one part of the table do not leave the others idle.
 const TASKS_A_THREAD: usize = 4;
@@ -36,14 +38,44 @@ pub fn forward(
     op: &Embed,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
-    let ids: &[i32] = operands.read(0)?;
     let table: &[f32] = operands.read(1)?;
+    rows_of(
+        context,
+        table,
+        [op.rows, op.vocab_size, op.d_model],
+        operands,
+    )
+}
+
+/// The same from a table that is stored as products read it; only the rows that are asked for are widened.
+///
+/// # Errors
+/// As [`forward`].
+pub fn frozen(
+    context: &CpuContext,
+    op: &EmbedFrozen,
+    operands: &mut Operands,
+) -> Result<(), DeviceError> {
+    let sizes = [op.rows, op.vocab_size, op.d_model];
+    match op.math.storage() {
+        DType::Bf16 => rows_of::<Bf16>(context, operands.read(1)?, sizes, operands),
+        DType::F16 => rows_of::<F16>(context, operands.read(1)?, sizes, operands),
+        _ => rows_of::<f32>(context, operands.read(1)?, sizes, operands),
+    }
+}
+
+fn rows_of<E: Element>(
+    context: &CpuContext,
+    table: &[E],
+    [rows, vocab_size, d]: [usize; 3],
+    operands: &mut Operands,
+) -> Result<(), DeviceError> {
+    let ids: &[i32] = operands.read(0)?;
     let x: &mut [f32] = operands.write(0)?;
-    let d = op.d_model;
-    expect_len("ids", op.rows, ids.len())?;
-    expect_len("table", op.vocab_size * d, table.len())?;
-    expect_len("x", op.rows * d, x.len())?;
-    check_ids(ids, op.vocab_size)?;
+    expect_len("ids", rows, ids.len())?;
+    expect_len("table", vocab_size * d, table.len())?;
+    expect_len("x", rows * d, x.len())?;
+    check_ids(ids, vocab_size)?;
     if d == 0 {
         return Ok(());
     }
@@ -52,7 +84,8 @@ pub fn forward(
         let tasks = x.par_chunks_mut(rows * d).zip(ids.par_chunks(rows));
         tasks.for_each(|(x, ids)| {
             for (x, &id) in x.chunks_exact_mut(d).zip(ids) {
-                x.copy_from_slice(&table[id as usize * d..][..d]);
+                let row = &table[id as usize * d..][..d];
+                x.iter_mut().zip(row).for_each(|(x, e)| *x = e.to_f32());
             }
         });
     });

@@ -1,24 +1,49 @@
 //! Launches of the token embedding and its gradient.
 
 use super::call::{CallLaunches, DeviceShape};
-use super::rows::{aligned, number, numbers, one, regions};
+use super::rows::{aligned, by_vectors, number, numbers, one, regions};
 use crate::layout::PlacedCall;
 use crate::op::Store;
-use crate::op::embed::{Embed, EmbedGrad};
+use crate::op::embed::{Embed, EmbedFrozen, EmbedGrad};
+use crate::shape::DType;
 
 /// `x[t] = table[ids[t]]`; a row whose id lies outside the table becomes NaN.
 pub fn forward(op: &Embed, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
-    let (ids, table, x) = (call.reads[0], call.reads[1], call.writes[0]);
+    let (table, x) = (call.reads[1], call.writes[0]);
     let entry = match aligned(op.d_model, &[table, x]) {
         true => "embed_f32_quads",
         false => "embed_f32",
     };
-    if op.d_model == 0 {
+    rows_of(entry, call, [op.rows, op.vocab_size, op.d_model])
+}
+
+/// The same from a table that is stored as products read it.
+pub fn frozen(op: &EmbedFrozen, call: &PlacedCall, _: &DeviceShape) -> CallLaunches {
+    let (table, x) = (call.reads[1], call.writes[0]);
+    let wide = by_vectors(op.d_model, op.math, &[table, x]);
+    let entry = match (op.math.storage(), wide) {
+        (DType::Bf16, true) => "embed_frozen_bf16_octets",
+        (DType::Bf16, false) => "embed_frozen_bf16",
+        (DType::F16, true) => "embed_frozen_f16_octets",
+        (DType::F16, false) => "embed_frozen_f16",
+        (_, true) => "embed_f32_quads",
+        (_, false) => "embed_f32",
+    };
+    rows_of(entry, call, [op.rows, op.vocab_size, op.d_model])
+}
+
+/// A warp a row.
+fn rows_of(
+    entry: &'static str,
+    call: &PlacedCall,
+    [rows, vocab_size, d]: [usize; 3],
+) -> CallLaunches {
+    if d == 0 {
         return CallLaunches::default();
     }
-    let mut args = regions([ids, table, x]).to_vec();
-    args.extend(numbers([op.rows, op.vocab_size, op.d_model]));
-    one(entry, [op.rows.div_ceil(4), 1], [128, 1], args)
+    let mut args = regions([call.reads[0], call.reads[1], call.writes[0]]).to_vec();
+    args.extend(numbers([rows, vocab_size, d]));
+    one(entry, [rows.div_ceil(4), 1], [128, 1], args)
 }
 
 /// Warps of a block of the gradient; each scans an equal segment of the positions.

@@ -3,8 +3,8 @@
 use super::arena::CudaArena;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::{
-    adamw, attention, bias, carry_state, clip, conv1d, copy, cross_entropy, embed, matmul,
-    rms_norm, rope, scan, split_columns, swiglu, tree_add,
+    adamw, attention, bias, carry_state, clip, conv1d, copy, cross_entropy, embed, lora, matmul,
+    nf4, rms_norm, rope, scan, split_columns, swiglu, tree_add,
 };
 use crate::layout::PlacedCall;
 use crate::op::Op;
@@ -14,6 +14,7 @@ pub fn launches(op: &Op, call: &PlacedCall, shape: &DeviceShape) -> CallLaunches
     match op {
         Op::Embed(op) => embed::forward(op, call, shape),
         Op::EmbedGrad(op) => embed::grad(op, call, shape),
+        Op::EmbedFrozen(op) => embed::frozen(op, call, shape),
         Op::RmsNorm(op) => rms_norm::forward(op, call, shape),
         Op::RmsNormGrad(op) => rms_norm::grad(op, call, shape),
         Op::Matmul(op) => matmul::forward(op, call, shape),
@@ -45,13 +46,12 @@ pub fn launches(op: &Op, call: &PlacedCall, shape: &DeviceShape) -> CallLaunches
         Op::GradSquares(op) => clip::squares(op, call, shape),
         Op::Clip(op) => clip::clip(op, call, shape),
         Op::AdamW(op) => adamw::update(op, call, shape),
-        // Refused before anything is launched: `precision::has_kernels`.
-        Op::Dequantise(_)
-        | Op::LoraDown(_)
-        | Op::LoraDownGradInput(_)
-        | Op::LoraUp(_)
-        | Op::LoraUpGradInput(_)
-        | Op::LoraUpGradWeight(_) => CallLaunches::default(),
+        Op::Dequantise(op) => nf4::dequantise(op, call, shape),
+        Op::LoraDown(op) => lora::down(op, call, shape),
+        Op::LoraDownGradInput(op) => lora::down_grad_input(op, call, shape),
+        Op::LoraUp(op) => lora::up(op, call, shape),
+        Op::LoraUpGradInput(op) => lora::up_grad_input(op, call, shape),
+        Op::LoraUpGradWeight(op) => lora::up_grad_weight(op, call, shape),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::op::Store;
 use crate::op::matmul::MatmulGradWeight;
 
 /// Where the partial sums begin is a multiple of this many bytes of the workspace.
-const PARTIALS_ALIGNMENT: usize = 256;
+pub(super) const PARTIALS_ALIGNMENT: usize = 256;
 
 /// The sizes of a product `C[m, n]` in `pieces` pieces, and whether both operands may be read by 16 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +47,11 @@ impl Work {
 pub(super) fn pieces(sum: &TokenSum) -> [usize; 2] {
     let grain = sum.grain.clamp(1, sum.tokens.max(1));
     [grain.div_ceil(sum.piece.max(1)), sum.pieces().max(1)]
+}
+
+/// Tokens of the sum, of a grain and of a piece, as kernels take them.
+pub(super) fn cut_of(sum: &TokenSum) -> [usize; 3] {
+    [sum.tokens, sum.grain.max(1), sum.piece.max(1)]
 }
 
 /// Whether the trees over the pieces of a grain and over the grains are one tree over all pieces.
@@ -102,12 +107,13 @@ impl WeightTiles {
 /// The sizes of a weight gradient and of its cut, as all its kernels take them.
 fn cut_numbers(op: &MatmulGradWeight) -> [Arg; 8] {
     let [pieces_of_grain, pieces] = pieces(&op.sum);
+    let [tokens, grain, piece] = cut_of(&op.sum);
     numbers([
         op.n_in,
         op.n_out,
-        op.sum.tokens,
-        op.sum.grain.max(1),
-        op.sum.piece.max(1),
+        tokens,
+        grain,
+        piece,
         pieces_of_grain,
         pieces,
         usize::from(op.store == Store::Add),

@@ -39,12 +39,6 @@ pub(super) fn is_missing(op: &Op) -> bool {
         Op::Conv1dGrad(op) => convolution(&op.shape),
         Op::Scan(op) => scan(&op.shape),
         Op::ScanGrad(op) => scan(&op.shape),
-        Op::Dequantise(_)
-        | Op::LoraDown(_)
-        | Op::LoraDownGradInput(_)
-        | Op::LoraUp(_)
-        | Op::LoraUpGradInput(_)
-        | Op::LoraUpGradWeight(_) => true,
         _ => false,
     }
 }

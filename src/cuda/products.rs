@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::gemm::{ALIGNMENT, Algorithm, Lt, LtShape};
 use crate::error::DeviceError;
 use crate::layout::{PlacedCall, Region};
+use crate::op::matmul::MatmulGradWeight;
 use crate::op::{Op, Store};
 use crate::shape::{DType, Math};
 
@@ -122,7 +123,11 @@ impl Products {
 
     /// Whether a call adds its product to what its output holds.
     pub fn adds(call: &PlacedCall) -> bool {
-        matches!(&call.call.op, Op::MatmulGradWeight(op) if op.store == Store::Add)
+        match &call.call.op {
+            Op::MatmulGradWeight(op) => op.store == Store::Add,
+            Op::LoraDownGradInput(op) => op.store == Store::Add,
+            _ => false,
+        }
     }
 
     /// The provider pinned for a call.
@@ -199,31 +204,26 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
             [op.n_in, op.n_out, op.n_in],
         ),
         Op::MatmulGradWeight(op) => {
-            let sum = op.sum;
-            let even = sum.tokens.is_multiple_of(sum.grain) && sum.grain.is_multiple_of(sum.piece);
-            if !even {
-                return None;
-            }
-            let batch = sum.tokens / sum.piece;
-            d = d.filter(|_| batch == 1);
-            LtShape {
-                transpose_b: true,
-                output: DType::F32,
-                // What folds pieces adds their sum.
-                add: op.store == Store::Add && batch == 1,
-                batch,
-                strides: [
-                    sum.piece * op.n_in,
-                    sum.piece * op.n_out,
-                    op.n_in * op.n_out,
-                ],
-                ..plain(
-                    math,
-                    [op.n_in, op.n_out, sum.piece],
-                    [op.n_in, op.n_out, op.n_in],
-                )
-            }
+            let shape = weight_gradient(op)?;
+            d = d.filter(|_| shape.batch == 1);
+            shape
         }
+        Op::LoraDown(op) => LtShape {
+            transpose_a: true,
+            ..plain(
+                math,
+                [op.ranks, op.rows, op.n_in],
+                [op.n_in, op.n_in, op.ranks],
+            )
+        },
+        Op::LoraDownGradInput(op) => LtShape {
+            add: op.store == Store::Add,
+            ..plain(
+                math,
+                [op.n_in, op.rows, op.ranks],
+                [op.n_in, op.ranks, op.n_in],
+            )
+        },
         _ => return None,
     };
     shape.alignment = alignment(call, math);
@@ -233,6 +233,33 @@ pub fn library_product(call: &PlacedCall) -> Option<LibraryProduct> {
         b,
         bias,
         d,
+    })
+}
+
+/// The library's form of a weight gradient: a batch of pieces, where all have one length.
+fn weight_gradient(op: &MatmulGradWeight) -> Option<LtShape> {
+    let sum = op.sum;
+    let even = sum.tokens.is_multiple_of(sum.grain) && sum.grain.is_multiple_of(sum.piece);
+    if !even {
+        return None;
+    }
+    let batch = sum.tokens / sum.piece;
+    Some(LtShape {
+        transpose_b: true,
+        output: DType::F32,
+        // What folds pieces adds their sum.
+        add: op.store == Store::Add && batch == 1,
+        batch,
+        strides: [
+            sum.piece * op.n_in,
+            sum.piece * op.n_out,
+            op.n_in * op.n_out,
+        ],
+        ..plain(
+            op.math,
+            [op.n_in, op.n_out, sum.piece],
+            [op.n_in, op.n_out, op.n_in],
+        )
     })
 }
 
@@ -262,7 +289,7 @@ fn plain(math: Math, [m, n, k]: [usize; 3], [lda, ldb, ldd]: [usize; 3]) -> LtSh
 mod tests {
     use super::*;
     use crate::num::tree::TokenSum;
-    use crate::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
+    use crate::op::matmul::{Matmul, MatmulGradInput};
     use crate::op::{OpCall, Slot};
 
     fn product(rows: usize) -> PlacedCall {

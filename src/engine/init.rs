@@ -118,7 +118,13 @@ impl ParamSource for Adapted<'_> {
     fn values(&self, plan: &Plan, index: usize) -> Result<Vec<f32>, Self::Error> {
         let param = &plan.params[index];
         if !param.name.starts_with(PEFT_PREFIX) {
-            return self.base.values(plan, index);
+            let whole = format!("{PEFT_PREFIX}{}", param.name);
+            return match self.adapters {
+                Adapters::Folder(folder) if folder.has(&whole) => {
+                    folder.read_f32(&whole, plan.shape_of(param).dims())
+                }
+                _ => self.base.values(plan, index),
+            };
         }
         match self.adapters {
             Adapters::Folder(folder) => folder.read_f32(&param.name, plan.shape_of(param).dims()),

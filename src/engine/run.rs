@@ -17,6 +17,7 @@ use crate::io::nf4_folder::companions;
 use crate::io::peft::AdapterFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
+use crate::model::lora::PEFT_PREFIX;
 use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Passes, Plan, PlanConfig, StepForm, Stored};
 
 /// A training run.
@@ -431,7 +432,12 @@ pub fn load_adapted<B: Backend>(
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     folders.base.check_all_used(&names)?;
     if let Adapters::Folder(adapter) = &folders.adapters {
-        adapter.check_all_used(&names)?;
+        let trained = plan.params.iter().filter(|p| p.state.is_some());
+        let whole = trained.map(|p| format!("{PEFT_PREFIX}{}", p.name));
+        let whole: Vec<String> = whole.collect();
+        let whole = whole.iter().map(String::as_str);
+        let places: Vec<&str> = names.iter().copied().chain(whole).collect();
+        adapter.check_all_used(&places)?;
     }
     match trainer.load(folders) {
         Ok(()) => Ok(()),

@@ -26,6 +26,9 @@ pub enum CheckpointError {
     /// The folder's configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Adapters whose base is neither given nor named by them.
+    #[error("{folder} names no base model; give its folder with --model")]
+    NoBase { folder: String },
     /// An adapter's configuration asks for what is not done here.
     #[error("{file}: `{key}`: expected {expected}, found {found}")]
     Adapter {

@@ -3,6 +3,7 @@
 pub(crate) mod atomic;
 pub mod checkpoint;
 mod mamba_json;
+pub mod merge;
 pub mod model_folder;
 mod model_json;
 pub mod nf4_folder;

@@ -302,6 +302,39 @@ pub fn write_model_folder<'a>(
     Ok(())
 }
 
+/// A tokenizer's file of the `tokenizers` package.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+/// The files of a tokenizer that a trained copy keeps.
+const TOKENIZER_FILES: [&str; 5] = [
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+];
+
+/// The file that says how a model generates, which never comes with a tokenizer alone.
+const GENERATION: &str = "generation_config.json";
+
+/// Those of a folder's files that belong to its tokenizer.
+pub fn tokenizer_files(folder: &Path) -> Vec<PathBuf> {
+    let files = TOKENIZER_FILES.iter().map(|name| folder.join(name));
+    files.filter(|file| file.is_file()).collect()
+}
+
+/// The file of a folder that says how its model generates, where there is one.
+pub fn generation_file(folder: &Path) -> Option<PathBuf> {
+    Some(folder.join(GENERATION)).filter(|file| file.is_file())
+}
+
+/// Those of a folder's files besides weights and configuration that a copy of its model keeps.
+pub fn companion_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = tokenizer_files(folder);
+    files.extend(generation_file(folder));
+    files
+}
+
 /// The names under which tokenizer files are copied; none may replace the model's own files.
 fn tokenizer_names(files: &[PathBuf]) -> Result<Vec<&std::ffi::OsStr>, CheckpointError> {
     let own = [WEIGHTS, INDEX, model_json::FILE];

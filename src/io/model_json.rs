@@ -249,11 +249,13 @@ impl Keys<'_> {
         if let Some(value) = dropout.filter(|v| v.as_f64() != Some(0.0)) {
             return Err(self.unsupported("attention_dropout", value, "no dropout"));
         }
-        if let Some(value) = self.get("quantization_config") {
-            let offered = "weights that are not quantised";
-            return Err(self.unsupported("quantization_config", value, offered));
+        match self.get("quantization_config") {
+            Some(value) if !is_nf4(value) => {
+                let offered = "weights that are not quantised, or NF4 as bitsandbytes has it";
+                Err(self.unsupported("quantization_config", value, offered))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn config(&self, family: Family) -> Result<ModelConfig, ConfigError> {
@@ -378,11 +380,21 @@ impl Keys<'_> {
     }
 }
 
+/// Whether a folder's weights are NF4 as bitsandbytes has it.
+fn is_nf4(quantization: &Value) -> bool {
+    let text = |key: &str| quantization.get(key).and_then(Value::as_str);
+    text("quant_method") == Some("bitsandbytes")
+        && text("bnb_4bit_quant_type") == Some("nf4")
+        && quantization.get("load_in_4bit") == Some(&Value::Bool(true))
+}
+
 /// The text of a `config.json` for a model saved in f32: the given keys, with every key the
 /// configuration decides set anew, in alphabetical order. Both spellings of the rotary base are
 /// written, for old and new versions of transformers.
 pub(super) fn write(config: &AnyConfig, extra: &Map<String, Value>) -> String {
-    let keys = extra.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+    let mut keys: BTreeMap<String, Value> = extra.clone().into_iter().collect();
+    // What is saved is not quantised.
+    keys.remove("quantization_config");
     let mut keys = match config {
         AnyConfig::Decoder(config) => decoder_keys(config, keys),
         AnyConfig::Mamba(config) => mamba_json::keys(config, keys),

@@ -22,6 +22,7 @@ pub const TENSORS: &str = "adapter_model.safetensors";
 pub struct AdapterFolder {
     path: String,
     config: LoraConfig,
+    base: Option<String>,
     tensors: TensorFile,
 }
 
@@ -32,13 +33,17 @@ struct Json {
     r: usize,
     lora_alpha: f64,
     target_modules: Value,
+    base_model_name_or_path: Option<String>,
     /// Everything else: what changes the function is refused.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
+/// How the modules that hold norms end; PEFT takes a name for all modules that end so.
+const NORMS: &str = "norm";
+
 /// Keys that make another function of an adapter unless they are null, false or empty.
-const OTHER_FUNCTIONS: [&str; 11] = [
+const OTHER_FUNCTIONS: [&str; 10] = [
     "use_dora",
     "use_rslora",
     "use_qalora",
@@ -46,7 +51,6 @@ const OTHER_FUNCTIONS: [&str; 11] = [
     "fan_in_fan_out",
     "rank_pattern",
     "alpha_pattern",
-    "modules_to_save",
     "layers_to_transform",
     "exclude_modules",
     "target_parameters",
@@ -68,6 +72,7 @@ impl AdapterFolder {
         let json: Json = serde_json::from_slice(&bytes).map_err(|e| json_error(&file, &e))?;
         Ok(AdapterFolder {
             path: path.display().to_string(),
+            base: json.base_model_name_or_path.clone(),
             config: config_of(json, &file)?,
             tensors: TensorFile::open(&path.join(TENSORS))?,
         })
@@ -76,6 +81,11 @@ impl AdapterFolder {
     /// Rank, alpha and targets.
     pub fn config(&self) -> &LoraConfig {
         &self.config
+    }
+
+    /// The name or the path of the base that the adapters were trained for, where the folder names one.
+    pub fn base(&self) -> Option<&str> {
+        self.base.as_deref()
     }
 
     /// Checks that the folder's adapters are applied as `wanted` says; their ranks and places show in
@@ -102,6 +112,11 @@ impl AdapterFolder {
     /// [`CheckpointError`]: missing, of another shape or type, or unreadable.
     pub fn read_f32(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, CheckpointError> {
         self.tensors.read_f32(name, expected)
+    }
+
+    /// Whether the folder holds a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.names().any(|known| known == name)
     }
 
     /// Checks that the model has a place for every tensor of the folder.
@@ -153,6 +168,7 @@ fn config_of(json: Json, file: &str) -> Result<LoraConfig, CheckpointError> {
     if let Some(bias) = json.rest.get("bias").filter(|b| *b != "none") {
         return Err(refused(file, "bias", "\"none\"", bias));
     }
+    let norms = norms_of(json.rest.get("modules_to_save"), file)?;
     let expected = "a list of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj";
     let Value::Array(names) = &json.target_modules else {
         return Err(refused(
@@ -173,9 +189,28 @@ fn config_of(json: Json, file: &str) -> Result<LoraConfig, CheckpointError> {
         rank: json.r,
         alpha: json.lora_alpha,
         targets,
-        norms: Norms::Frozen,
+        norms,
         base: Base::Plain,
     })
+}
+
+/// The modules that are trained whole beside the adapters: none, or norms.
+fn norms_of(modules: Option<&Value>, file: &str) -> Result<Norms, CheckpointError> {
+    let list = match modules {
+        None | Some(Value::Null) => return Ok(Norms::Frozen),
+        Some(Value::Array(list)) if list.is_empty() => return Ok(Norms::Frozen),
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(_) => &[],
+    };
+    let is_norm = |name: &Value| name.as_str().is_some_and(|name| name.ends_with(NORMS));
+    match !list.is_empty() && list.iter().all(is_norm) {
+        true => Ok(Norms::Trained),
+        false => {
+            let found = modules.unwrap_or(&Value::Null);
+            let expected = "null, or a list of norms";
+            Err(refused(file, "modules_to_save", expected, found))
+        }
+    }
 }
 
 /// Writes a folder that PEFT loads, each file replaced whole or not at all. `base` is the model's
@@ -203,6 +238,7 @@ pub fn write_adapter_folder<'a>(
         "init_lora_weights": true,
         "lora_alpha": config.alpha,
         "lora_dropout": 0.0,
+        "modules_to_save": (config.norms == Norms::Trained).then_some([NORMS]),
         "peft_type": "LORA",
         "r": config.rank,
         "target_modules": modules,

@@ -65,7 +65,7 @@ fn what_would_be_another_function_is_refused_by_its_key() {
         ("r", 0.into()),
         ("use_dora", true.into()),
         ("rank_pattern", json!({"q_proj": 4})),
-        ("modules_to_save", json!(["lm_head"])),
+        ("modules_to_save", json!(["norm", "lm_head"])),
         ("bias", "all".into()),
         ("target_modules", "all-linear".into()),
         ("target_modules", json!(["q_proj", "lm_head"])),
@@ -89,4 +89,16 @@ fn a_folder_comes_back_as_it_was_written() {
     let back = AdapterFolder::open(folder.path()).unwrap();
     assert_eq!(back.config(), &config);
     assert_eq!(back.read_f32("a.lora_A.weight", &[1, 2]).unwrap(), values);
+    assert_eq!(
+        (back.base(), back.config().norms),
+        (Some("base"), Norms::Frozen)
+    );
+    assert!(back.has("a.lora_A.weight") && !back.has("a.lora_B.weight"));
+    let config = LoraConfig {
+        norms: Norms::Trained,
+        ..config
+    };
+    write_adapter_folder(folder.path(), &config, None, [tensor]).unwrap();
+    let back = AdapterFolder::open(folder.path()).unwrap();
+    assert_eq!((back.base(), back.config().norms), (None, Norms::Trained));
 }

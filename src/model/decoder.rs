@@ -12,20 +12,21 @@ use super::stream::{Norm, Stream};
 use super::{Derived, Head, Model};
 use crate::error::PlanError;
 use crate::num;
-use crate::op::Slot;
 use crate::op::attention::{Attention, AttentionShape};
-use crate::op::embed::Embed;
+use crate::op::embed::{Embed, EmbedFrozen};
 use crate::op::rope::{Heads, QkNormRope, Rope};
 use crate::op::swiglu::SwiGlu;
+use crate::op::{Op, Slot};
 use crate::plan::{ParamSlots, StepInputs};
 use crate::program::ProgramBuilder;
+use crate::shape::{DType, Math};
 
 /// Elements of the largest head: one lane each in a head's reductions.
 pub const MAX_HEAD_DIM: usize = 256;
 
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
 const FINAL_NORM: &str = "model.norm.weight";
-const LM_HEAD: &str = "lm_head.weight";
+pub(super) const LM_HEAD: &str = "lm_head.weight";
 const ROPE_TABLE: &str = "rope_table";
 
 /// A transformer of one of the families in [`Family`].
@@ -133,6 +134,26 @@ impl Decoder {
             let norm = name(&format!("{norm}.weight"));
             groups.push(ParamGroup::single(norm, [d], Init::Ones));
         }
+    }
+
+    /// The embedding; beside adapters its table is frozen and stored as the head reads it.
+    fn embed(&self, rows: usize, math: Math) -> Op {
+        let (vocab_size, d_model) = (self.config.vocab_size, self.config.d_model);
+        if self.lora.is_none() || math.storage() == DType::F32 {
+            let op = Embed {
+                rows,
+                vocab_size,
+                d_model,
+            };
+            return op.into();
+        }
+        let op = EmbedFrozen {
+            rows,
+            vocab_size,
+            d_model,
+            math,
+        };
+        op.into()
     }
 
     fn norm(
@@ -305,12 +326,11 @@ impl Model for Decoder {
         }
         let table = params.get(EMBED)?;
         let x = program.activation("embed", [rows, c.d_model]);
-        let op = Embed {
-            rows,
-            vocab_size: c.vocab_size,
-            d_model: c.d_model,
-        };
-        program.call(op, vec![inputs.ids, table], vec![x]);
+        program.call(
+            self.embed(rows, program.math),
+            vec![inputs.ids, table],
+            vec![x],
+        );
         let mut stream = Stream {
             residual: x,
             delta: None,

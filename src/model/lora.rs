@@ -1,5 +1,6 @@
 //! Low-rank adapters on the linear projections of a decoder: which, how large, and their calls.
 
+use super::decoder::{EMBED, LM_HEAD};
 use super::params::{Init, ParamGroup, ParamSpec, Training};
 use crate::error::PlanError;
 use crate::op::Slot;
@@ -173,7 +174,7 @@ impl LoraConfig {
         match self.base {
             Base::Nf4 if projection => Training::Packed,
             Base::Plain if projection => Training::FrozenProduct,
-            _ if group.name == "lm_head.weight" => Training::FrozenProduct,
+            _ if [EMBED, LM_HEAD].contains(&group.name.as_str()) => Training::FrozenProduct,
             _ => Training::Frozen,
         }
     }

@@ -139,12 +139,60 @@ fn a_frozen_projection_is_stored_as_products_read_it_and_nothing_else() {
         let plan = plan_in(math, lora(&Projection::ALL)).expect("the model plans");
         let frozen = plan.params.iter();
         let frozen = frozen.filter(|p| p.training == Training::FrozenProduct);
-        assert_eq!(frozen.clone().count(), 15, "the head and the projections");
+        let text = "the embedding, the head and the projections";
+        assert_eq!(frozen.clone().count(), 16, "{text}");
         for param in frozen {
             assert_eq!(plan.slots.spec(param.slot).dtype, math.storage());
             assert!(plan.shadow_of(param.slot, &[]).is_none(), "{}", param.name);
         }
     }
+}
+
+/// Qwen3 of four thousand million parameters, as it is published.
+fn qwen3_4b() -> ModelConfig {
+    ModelConfig {
+        family: Family::Qwen3,
+        vocab_size: 151_936,
+        d_model: 2560,
+        n_layers: 36,
+        n_heads: 32,
+        n_kv_heads: 8,
+        head_dim: 128,
+        d_ff: 9728,
+        rope_theta: 1e6,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: true,
+        max_seq_len: 40_960,
+        init_std: 0.02,
+    }
+}
+
+#[test]
+fn a_large_packed_base_needs_little_memory_and_one_call_a_product_to_read() {
+    let lora = LoraConfig {
+        rank: 16,
+        base: Base::Nf4,
+        ..lora(&Projection::ALL)
+    };
+    let config = PlanConfig {
+        math: Math::Bf16,
+        ..PlanConfig::of(1, 1024)
+    };
+    let model = Decoder::with_adapters(qwen3_4b(), lora);
+    let plan = Plan::build(&model, config).expect("the model plans");
+    let base_bytes = plan.layout.role_bytes(Role::Frozen);
+    assert!(base_bytes <= 3_200_000_000, "{base_bytes} bytes");
+    // Codes, block maxima and the embedding cannot be less.
+    let base: usize = plan
+        .params
+        .iter()
+        .filter(|p| p.state.is_none())
+        .map(|p| plan.slots.spec(p.slot).bytes())
+        .sum();
+    assert!(base_bytes >= base && base > 2_800_000_000, "{base} bytes");
+    // Each of the four products of a layer is read forward and, but for the lowest one, backward.
+    let found = count(&plan, |op| matches!(op, Op::Dequantise(_)));
+    assert_eq!(found, 36 * 8 - 1);
 }
 
 #[test]

@@ -3,6 +3,11 @@
 //! The code's sixteen values are quantiles of the normal distribution (Dettmers et al., QLoRA, 2023,
 //! appendix E). Bytes, maxima and values are those of bitsandbytes' reference in f32, to the last bit.
 
+use rayon::prelude::*;
+
+/// Blocks that a task quantises.
+const TASK_BLOCKS: usize = 256;
+
 /// Elements that share a maximum.
 pub const BLOCK: usize = 64;
 
@@ -50,21 +55,28 @@ pub const fn blocks(elements: usize) -> usize {
 /// of two. A block of zeros has code 0 throughout, which stands for `-1 · 0`.
 pub fn quantise(values: &[f32]) -> Packed {
     let mut packed = Packed {
-        bytes: Vec::with_capacity(packed_bytes(values.len())),
-        maxima: Vec::with_capacity(blocks(values.len())),
+        bytes: vec![0; packed_bytes(values.len())],
+        maxima: vec![0.0; blocks(values.len())],
     };
     // A block is even, so that no byte has codes of two blocks.
-    for block in values.chunks(BLOCK) {
-        let maximum = block.iter().fold(0.0, |max: f32, x| larger(max, x.abs()));
-        let scale = 1.0 / maximum;
-        for pair in block.chunks(2) {
-            let upper = nearest(pair[0] * scale);
-            let lower = pair.get(1).map_or(0, |&x| nearest(x * scale));
-            packed.bytes.push(upper << 4 | lower);
-        }
-        packed.maxima.push(maximum);
-    }
+    let codes = packed.bytes.par_chunks_mut(BLOCK / 2);
+    let blocks = values.par_chunks(BLOCK).zip(codes).zip(&mut packed.maxima);
+    blocks
+        .with_min_len(TASK_BLOCKS)
+        .for_each(|((block, codes), maximum)| *maximum = quantise_block(block, codes));
     packed
+}
+
+/// Writes the codes of a block and gives its maximum.
+fn quantise_block(block: &[f32], codes: &mut [u8]) -> f32 {
+    let maximum = block.iter().fold(0.0, |max: f32, x| larger(max, x.abs()));
+    let scale = 1.0 / maximum;
+    for (byte, pair) in codes.iter_mut().zip(block.chunks(2)) {
+        let upper = nearest(pair[0] * scale);
+        let lower = pair.get(1).map_or(0, |&x| nearest(x * scale));
+        *byte = upper << 4 | lower;
+    }
+    maximum
 }
 
 /// The values of one block or of its first elements: each code's value times the block's maximum,

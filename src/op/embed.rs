@@ -6,7 +6,7 @@ use super::{OpCall, OpRule, Operand, Signature, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
 use crate::num::tree::TokenSum;
-use crate::shape::DType;
+use crate::shape::{DType, Math};
 
 /// `x[t] = table[ids[t]]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,6 +57,49 @@ impl OpRule for Embed {
         };
         grads.emit(op, vec![call.reads[0], dx], vec![dtable]);
         Ok(())
+    }
+}
+
+/// As [`Embed`] for a table that is never trained and that the head's product may read too, so that it is
+/// stored once, as products read it; widening a row is exact.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EmbedFrozen {
+    pub rows: usize,
+    pub vocab_size: usize,
+    pub d_model: usize,
+    #[serde(default, skip_serializing_if = "Math::is_f32")]
+    pub math: Math,
+}
+
+impl OpRule for EmbedFrozen {
+    fn stem(&self) -> &'static str {
+        "embed_frozen"
+    }
+
+    fn math(&self) -> Math {
+        self.math
+    }
+
+    fn signature(&self) -> Signature {
+        let table = [self.vocab_size, self.d_model];
+        Signature {
+            reads: vec![
+                Operand::read("ids", [self.rows], DType::I32),
+                Operand::read("table", table, self.math.storage()),
+            ],
+            writes: vec![Operand::store(
+                "x",
+                [self.rows, self.d_model],
+                DType::F32,
+                Store::Assign.access(),
+            )],
+        }
+    }
+
+    /// Of the table only the rows of the ids are read.
+    fn bytes(&self) -> u64 {
+        let of_element = self.math.storage().size() + DType::F32.size();
+        (self.rows * (DType::I32.size() + self.d_model * of_element)) as u64
     }
 }
 

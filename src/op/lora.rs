@@ -47,6 +47,13 @@ impl Adapters {
         self.parts.iter().map(|p| p.columns).sum()
     }
 
+    /// Bytes of a call that touches `s` and `b` once each and the parts' columns of `y` `times`; of `b` each
+    /// element has `b_bytes`.
+    fn bytes(&self, rows: usize, storage: DType, (times, b_bytes): (usize, usize)) -> u64 {
+        let columns = times * self.up_rows() + self.ranks();
+        (rows * columns * storage.size() + self.up_rows() * self.rank * b_bytes) as u64
+    }
+
     fn flops(&self, rows: usize) -> u64 {
         2 * rows as u64 * self.rank as u64 * self.up_rows() as u64
     }
@@ -198,6 +205,12 @@ impl OpRule for LoraUp {
         }
     }
 
+    /// Of `y` only the parts' columns are touched.
+    fn bytes(&self) -> u64 {
+        let storage = self.math.storage();
+        self.adapters.bytes(self.rows, storage, (2, storage.size()))
+    }
+
     fn flops(&self) -> u64 {
         self.adapters.flops(self.rows)
     }
@@ -257,6 +270,12 @@ impl OpRule for LoraUpGradInput {
         }
     }
 
+    /// Of `dy` only the parts' columns are read.
+    fn bytes(&self) -> u64 {
+        let storage = self.math.storage();
+        self.adapters.bytes(self.rows, storage, (1, storage.size()))
+    }
+
     fn flops(&self) -> u64 {
         self.adapters.flops(self.rows)
     }
@@ -293,7 +312,48 @@ impl OpRule for LoraUpGradWeight {
         }
     }
 
+    /// Of `dy` only the parts' columns are read.
+    fn bytes(&self) -> u64 {
+        let f32 = DType::F32.size();
+        let storage = self.math.storage();
+        self.adapters.bytes(self.sum.tokens, storage, (1, f32))
+    }
+
     fn flops(&self) -> u64 {
         self.adapters.flops(self.sum.tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_columns_of_the_parts_are_counted() {
+        let part = |first, columns| Part { first, columns };
+        let adapters = Adapters {
+            rank: 4,
+            n_out: 100,
+            parts: vec![part(0, 10), part(50, 20)],
+            scale: 1.0,
+        };
+        let math = Math::Bf16;
+        let up = LoraUp {
+            rows: 3,
+            adapters: adapters.clone(),
+            math,
+        };
+        assert_eq!(up.bytes(), (3 * (2 * 30 + 8) + 30 * 4) * 2);
+        let sum = TokenSum {
+            tokens: 3,
+            grain: 3,
+            piece: 3,
+        };
+        let weight = LoraUpGradWeight {
+            adapters,
+            sum,
+            math,
+        };
+        assert_eq!(weight.bytes(), 3 * (30 + 8) * 2 + 30 * 4 * 4);
     }
 }

@@ -202,6 +202,7 @@ macro_rules! ops {
 ops! {
     Embed(embed::Embed),
     EmbedGrad(embed::EmbedGrad),
+    EmbedFrozen(embed::EmbedFrozen),
     RmsNorm(rms_norm::RmsNorm),
     RmsNormGrad(rms_norm::RmsNormGrad),
     Matmul(matmul::Matmul),

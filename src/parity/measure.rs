@@ -167,6 +167,9 @@ mod tests {
     use crate::cpu::CpuBackend;
     use crate::cpu::context::CpuContext;
     use crate::cpu::simd::SimdPath;
+    use crate::io::merge::Merge;
+    use crate::model::lora::Base;
+    use crate::plan::PlanConfig;
 
     /// The comparisons with a record of adapters, computed as `math` says.
     fn adapters(name: &str, math: Math) -> ParityReport {
@@ -196,7 +199,7 @@ mod tests {
     }
 
     /// The change over the steps is left out: in tf32 and f16 it is beyond its tolerance on these
-    /// records (up to 0.063 of 0.031), while the gradients it is made from hold.
+    /// records (up to 0.059 of 0.031), while the gradients it is made from hold; the next test says why.
     #[test]
     fn logits_gradients_and_losses_of_adapters_hold_in_tf32_and_f16() {
         let kinds = [Kind::Logits, Kind::Gradient, Kind::Loss, Kind::GradNorm];
@@ -209,6 +212,107 @@ mod tests {
                 }
                 assert_eq!(report.of(Kind::Gradient).count(), trained);
             }
+        }
+    }
+
+    /// The change of every trained parameter over the steps of a record: its relative error, and that of the
+    /// elements whose recorded first gradient is not lost in the roundings of `math`, with their share.
+    fn changes(name: &str, math: Math) -> Vec<[f64; 3]> {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let reference = Reference::open(&root.join("tests/fixtures").join(name)).unwrap();
+        let plan = Arc::new(reference.plan(math).unwrap());
+        let backend = CpuBackend::new(CpuContext::new(SimdPath::Scalar, 1).unwrap());
+        let hyper = reference.hyper();
+        let mut trainer = Trainer::new(backend, plan.clone(), hyper, FEWEST_WARMUP_STEPS).unwrap();
+        let (base, adapter) = (&reference.model, reference.adapter.as_ref().unwrap());
+        let adapters = Adapters::Folder(adapter);
+        load_adapted(&mut trainer, &Adapted { base, adapters }).unwrap();
+        let start = read_params(&mut trainer, &plan).unwrap();
+        for batch in reference.batches().unwrap() {
+            trainer.step(&batch).unwrap();
+        }
+        let end = read_params(&mut trainer, &plan).unwrap();
+        let lost = Tolerances::of_math(math).of(Kind::Gradient);
+        let trained = plan.params.iter().zip(&start).zip(&end);
+        let trained = trained.filter(|((param, _), _)| param.state.is_some());
+        let measured = trained.map(|((param, start), end)| {
+            let of = |what| {
+                let name = format!("{what}.{}", param.name);
+                named(&reference, &plan, &name, param.slot).unwrap()
+            };
+            let (after, grad) = (of("after"), of("grad"));
+            let typical = norm_of(grad.iter().copied()) / (grad.len() as f64).sqrt();
+            let moved = after.iter().zip(start).map(|(a, &b)| a - f64::from(b));
+            let size = norm_of(moved);
+            let error = |i: usize| f64::from(end[i]) - after[i];
+            let kept = (0..end.len()).filter(|&i| grad[i].abs() >= lost * typical);
+            let kept: Vec<usize> = kept.collect();
+            [
+                relative(norm_of((0..end.len()).map(error)), size),
+                relative(norm_of(kept.iter().map(|&i| error(i))), size),
+                kept.len() as f64 / end.len() as f64,
+            ]
+        });
+        measured.collect()
+    }
+
+    /// AdamW divides a gradient by its own size, so that an element whose gradient is as small as the roundings
+    /// of its precision moves a whole step either way. Without those few elements the change is within its
+    /// tolerance in tf32 and f16 too.
+    #[test]
+    fn the_change_of_adapters_differs_where_gradients_are_lost_in_roundings() {
+        for (name, _) in RECORDS {
+            for math in [Math::Tf32, Math::F16] {
+                let tolerance = Tolerances::of_math(math).of(Kind::Change);
+                let found = changes(name, math);
+                let most = |at: usize| found.iter().map(|f| f[at]).fold(0.0, f64::max);
+                let share = found.iter().map(|f| f[2]).fold(1.0, f64::min);
+                println!("{name} {math}: {} of all, {} of {share}", most(0), most(1));
+                assert!(most(0) > tolerance, "{name} {math}: nothing to explain");
+                assert!(most(1) <= tolerance, "{name} {math}: {}", most(1));
+                assert!(
+                    share > 0.95,
+                    "{name} {math}: {share} of the elements are left"
+                );
+            }
+        }
+    }
+
+    /// The relative error of a model folder's logits on the first batch of a record.
+    fn error_of_logits(folder: &crate::io::ModelFolder, reference: &Reference) -> f64 {
+        let [_, batch, seq_len] = reference.sizes();
+        let config = PlanConfig::of(batch, seq_len);
+        let model = folder.config().model();
+        let plan = Arc::new(Plan::build(model.as_ref(), config).unwrap());
+        let backend = CpuBackend::new(CpuContext::new(SimdPath::Scalar, 1).unwrap());
+        let hyper = reference.hyper();
+        let mut trainer = Trainer::new(backend, plan.clone(), hyper, FEWEST_WARMUP_STEPS).unwrap();
+        load_folder(&mut trainer, folder).unwrap();
+        let ours = trainer.logits(&reference.batches().unwrap()[0]).unwrap();
+        let shape = [batch, seq_len, plan.vocab_size];
+        let theirs = reference.tensors.read_f64("logits", &shape).unwrap();
+        relative(distance(&ours, &theirs), norm_of(theirs.iter().copied()))
+    }
+
+    /// Loaded back, a merged folder is the function that PEFT has recorded; its base alone is not.
+    #[test]
+    fn a_merged_folder_computes_what_its_base_with_adapters_does() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        for (name, stored) in [("lora-qv", Base::Plain), ("qlora-nf4-all", Base::Nf4)] {
+            let reference = Reference::open(&root.join(name)).unwrap();
+            let out = tempfile::tempdir().unwrap();
+            let merge = Merge {
+                base: &reference.model,
+                stored,
+                adapter: reference.adapter.as_ref().unwrap(),
+            };
+            merge.write(out.path()).unwrap();
+            let merged = crate::io::ModelFolder::open(out.path()).unwrap();
+            let tolerance = Tolerances::of_math(Math::F32).of(Kind::Logits);
+            let error = error_of_logits(&merged, &reference);
+            assert!(error <= tolerance, "{name}: {error} of {tolerance}");
+            let alone = error_of_logits(&reference.model, &reference);
+            assert!(alone > 100.0 * tolerance, "{name}: {alone}");
         }
     }
 

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::error::PlanError;
 use crate::model::Model;
-use crate::model::params::{ParamGroup, Training};
-use crate::num::nf4::{blocks, packed_bytes};
+use crate::model::params::{ParamGroup, ParamSpec, Training};
+use crate::num::nf4::{BLOCK, blocks, packed_bytes};
 use crate::op::Slot;
 use crate::op::step_values::{LOSS_SCALE_WORDS, REPORT_WORDS, SCALAR_WORDS};
 use crate::program::{PackedPart, ProgramBuilder};
@@ -61,9 +61,7 @@ pub fn parameters(
     let frozen_elements = size(Training::Frozen);
     let frozen = (frozen_elements > 0).then(|| {
         let spec = TensorSpec::new("frozen", [frozen_elements], DType::F32, Role::Frozen);
-        let frozen = program.slots.add(spec);
-        program.shadow_arena(frozen, "frozen_shadow");
-        frozen
+        program.slots.add(spec)
     });
     let mut params = Vec::new();
     let mut slots = ParamSlots::default();
@@ -179,30 +177,24 @@ fn place_packed(
     for group in groups {
         let whole = program.slots.view(scratch, 0, &group.name, group.shape())?;
         slots.0.insert(group.name.clone(), whole);
-        let (mut parts, mut start) = (Vec::new(), 0);
-        for tensor in &group.tensors {
-            let elements = tensor.shape.elements();
-            let mut add = |name: String, count: usize, dtype| {
-                let spec = TensorSpec::new(name, [count], dtype, Role::Frozen);
-                program.slots.add(spec)
-            };
-            let codes = add(tensor.name.clone(), packed_bytes(elements), DType::U8);
-            let name = format!("{}.absmax", tensor.name);
-            let maxima = add(name.clone(), blocks(elements), DType::F32);
-            let view = format!("dequantised.{}", tensor.name);
-            let weight = program
-                .slots
-                .view(scratch, start, view, tensor.shape.clone())?;
-            start += elements;
-            parts.push(PackedPart {
+        let stored = codes_of(program, group)?;
+        let parts = match stored.whole {
+            Some((codes, maxima)) => vec![PackedPart {
                 codes,
                 maxima,
-                weight,
-            });
+                weight: whole,
+            }],
+            None => parts_of(program, group, (scratch, &stored.tensors))?,
+        };
+        program.pack(whole, parts);
+        for (tensor, &(codes, maxima)) in group.tensors.iter().zip(&stored.tensors) {
             let shape = tensor.shape.clone();
-            let stored = [Stored::Packed { maxima, shape }, Stored::Maxima];
-            let names = [(tensor.name.clone(), codes), (name, maxima)];
-            for ((name, slot), stored) in names.into_iter().zip(stored) {
+            let kinds = [Stored::Packed { maxima, shape }, Stored::Maxima];
+            let names = [
+                (tensor.name.clone(), codes),
+                (maxima_name(&tensor.name), maxima),
+            ];
+            for ((name, slot), stored) in names.into_iter().zip(kinds) {
                 params.push(Param {
                     name,
                     slot,
@@ -213,10 +205,92 @@ fn place_packed(
                 });
             }
         }
-        program.pack(whole, parts);
     }
     Ok(())
 }
+
+fn maxima_name(tensor: &str) -> String {
+    format!("{tensor}.absmax")
+}
+
+/// Where the codes and maxima of a group lie.
+struct GroupCodes {
+    /// Of the group as one tensor, where they are those of its tensors one after another.
+    whole: Option<(Slot, Slot)>,
+    /// Of each tensor.
+    tensors: Vec<(Slot, Slot)>,
+}
+
+/// Places codes and maxima. Tensors of whole blocks lie one after another, so that one call turns the whole
+/// group into numbers.
+fn codes_of(program: &mut ProgramBuilder, group: &ParamGroup) -> Result<GroupCodes, PlanError> {
+    let mut place = |name: &str, elements: usize| {
+        let mut add = |name: String, count, dtype| {
+            let spec = TensorSpec::new(name, [count], dtype, Role::Frozen);
+            program.slots.add(spec)
+        };
+        (
+            add(name.to_owned(), packed_bytes(elements), DType::U8),
+            add(maxima_name(name), blocks(elements), DType::F32),
+        )
+    };
+    let whole_blocks = |t: &ParamSpec| t.shape.elements().is_multiple_of(BLOCK);
+    if group.tensors.len() < 2 || !group.tensors.iter().all(whole_blocks) {
+        let tensors = group.tensors.iter();
+        return Ok(GroupCodes {
+            whole: None,
+            tensors: tensors
+                .map(|t| place(&t.name, t.shape.elements()))
+                .collect(),
+        });
+    }
+    let (codes, maxima) = place(&format!("packed.{}", group.name), group.elements());
+    let (mut tensors, mut start) = (Vec::new(), 0);
+    for tensor in &group.tensors {
+        let elements = tensor.shape.elements();
+        let mut view = |root, at, name: String, count: usize| {
+            let shape = Shape::from([count]);
+            program.slots.view(root, at, name, shape)
+        };
+        let bytes = packed_bytes(elements);
+        tensors.push((
+            view(codes, packed_bytes(start), tensor.name.clone(), bytes)?,
+            view(
+                maxima,
+                blocks(start),
+                maxima_name(&tensor.name),
+                blocks(elements),
+            )?,
+        ));
+        start += elements;
+    }
+    Ok(GroupCodes {
+        whole: Some((codes, maxima)),
+        tensors,
+    })
+}
+
+/// The place of each tensor's numbers in the scratch.
+fn parts_of(
+    program: &mut ProgramBuilder,
+    group: &ParamGroup,
+    (scratch, stored): (Slot, &[(Slot, Slot)]),
+) -> Result<Vec<PackedPart>, PlanError> {
+    let (mut parts, mut start) = (Vec::new(), 0);
+    for (tensor, &(codes, maxima)) in group.tensors.iter().zip(stored) {
+        let name = format!("dequantised.{}", tensor.name);
+        let shape = tensor.shape.clone();
+        let weight = program.slots.view(scratch, start, name, shape)?;
+        start += tensor.shape.elements();
+        parts.push(PackedPart {
+            codes,
+            maxima,
+            weight,
+        });
+    }
+    Ok(parts)
+}
+
 /// The derived tensors and what they hold.
 type DerivedValues = Vec<(Slot, Vec<f32>)>;
 

@@ -12,23 +12,15 @@ use crate::backend::Backend;
 use crate::engine::Session;
 use crate::error::{CheckpointError, Error, RunError};
 use crate::io::atomic::write_whole;
+use crate::io::model_folder::{TOKENIZER, generation_file, tokenizer_files};
 use crate::io::recipe::{DataSource, ModelSection, Recipe};
 use crate::io::{ModelFolder, write_adapter_folder, write_model_folder};
 use crate::model::lora::{LoraConfig, PEFT_PREFIX};
 
-const TOKENIZER: &str = "tokenizer.json";
-
-/// The files of a model folder besides weights and configuration that a trained copy keeps.
-const COMPANIONS: [&str; 6] = [
-    TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "generation_config.json",
-];
-
-const RECIPE: &str = "recipe.toml";
+/// The recipe of a run.
+pub const RECIPE: &str = "recipe.toml";
+/// The adapters that a run has trained.
+pub const ADAPTER: &str = "adapter";
 /// A line a step.
 pub const METRICS: &str = "metrics.jsonl";
 /// What the run is.
@@ -177,7 +169,7 @@ impl RunFolder {
             .map(|(n, d, v)| (n.as_str(), *d, v.as_slice()));
         let base = recipe.model_folder();
         let base = base.map(|path| path.display().to_string());
-        let folder = self.path.join("adapter");
+        let folder = self.path.join(ADAPTER);
         Ok(write_adapter_folder(
             &folder,
             lora,
@@ -256,10 +248,6 @@ fn fresh_json(recipe: &Recipe) -> serde_json::Map<String, serde_json::Value> {
 /// tokenizer, or where the data is bytes those of the folder that the model came from. A generation
 /// configuration belongs to a model and never comes with a tokenizer.
 fn companions(recipe: &Recipe) -> Vec<PathBuf> {
-    let present = |folder: &Path, names: &[&str]| -> Vec<PathBuf> {
-        let files = names.iter().map(|name| folder.join(name));
-        files.filter(|file| file.is_file()).collect()
-    };
     let mut files = Vec::new();
     let model = recipe.model_folder();
     match (tokenizer_file(recipe), &model) {
@@ -267,14 +255,14 @@ fn companions(recipe: &Recipe) -> Vec<PathBuf> {
             let folder = file.parent().unwrap_or(Path::new(""));
             // A lone file of another name says nothing of what stands beside it.
             if file.file_name().is_some_and(|name| name == TOKENIZER) {
-                files = present(folder, &COMPANIONS[..5]);
+                files = tokenizer_files(folder);
             }
         }
-        (None, Some(folder)) => files = present(folder, &COMPANIONS[..5]),
+        (None, Some(folder)) => files = tokenizer_files(folder),
         (None, None) => {}
     }
     if let Some(folder) = model {
-        files.extend(present(&folder, &COMPANIONS[5..]));
+        files.extend(generation_file(&folder));
     }
     files
 }

@@ -3,6 +3,7 @@
 mod checks;
 mod devices;
 mod evaluation;
+mod lora;
 mod resume;
 mod scripts;
 mod train;

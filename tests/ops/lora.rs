@@ -1,8 +1,10 @@
 //! Adapters and NF4 against their formulas, element by element, and adapters against differences.
 
 use bitstep::num::nf4::{CODE, blocks, packed_bytes};
+use bitstep::num::tensor_step::Kind;
 use bitstep::num::tree::TokenSum;
 use bitstep::op::Store;
+use bitstep::op::embed::EmbedFrozen;
 use bitstep::op::lora::{
     Adapters, LoraDown, LoraDownGradInput, LoraUp, LoraUpGradInput, LoraUpGradWeight, Part,
 };
@@ -11,18 +13,26 @@ use bitstep::shape::Math;
 
 use super::differences::{assert_gradient, dot, wide};
 use super::reference::token_sum;
-use super::runner::{Case, Device, Numbers, Values, assert_bits_on, devices, run};
+use super::runner::{Case, Numbers, Values, assert_bits, run};
+use super::tensor;
 
-/// The devices that have these ops: a GPU refuses them by name.
-fn cpus() -> impl Iterator<Item = &'static dyn Device> {
-    let all = devices().iter().map(|d| d.as_ref());
-    all.filter(|d: &&dyn Device| d.name().starts_with("CPU"))
+/// The chain of a product: fused multiply-adds, or tensor-core steps.
+fn chain(math: Math, pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
+    match Kind::of(math) {
+        None => pairs.fold(0.0, |acc, (a, b)| a.mul_add(b, acc)),
+        Some(kind) => tensor::chain(kind, 0.0, pairs),
+    }
 }
 
-const MATH: Math = Math::F32;
+/// The numbers of an operand, widened where it stores 16 bits.
+fn numbers(values: &Values) -> Vec<f32> {
+    values.widened().f32s().to_vec()
+}
 
-fn chain(pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
-    pairs.fold(0.0, |acc, (a, b)| a.mul_add(b, acc))
+/// Compares with f32 numbers that are rounded to what the first written operand stores.
+fn assert_stored(case: &Case, numbers: Vec<f32>) {
+    let dtype = case.op.rule().signature().writes[0].dtype;
+    assert_bits(case, &[Values::stored(dtype, &numbers)]);
 }
 
 fn adapters(rank: usize, n_out: usize, parts: &[(usize, usize)]) -> Adapters {
@@ -35,14 +45,26 @@ fn adapters(rank: usize, n_out: usize, parts: &[(usize, usize)]) -> Adapters {
     }
 }
 
-/// One part, the outer parts of three, all of two, rank one.
-fn shapes() -> [(usize, Adapters); 4] {
+/// One part, the outer parts of three, all of two, rank one; whole chunks of 16 bytes, in five parts, with gaps; more
+/// ranks than a tile has columns.
+fn shapes() -> [(usize, Adapters); 7] {
+    let five = [(8, 72), (80, 8), (160, 16), (176, 80), (264, 128)];
     [
         (5, adapters(3, 11, &[(0, 11)])),
         (33, adapters(8, 40, &[(0, 17), (30, 10)])),
         (7, adapters(4, 12, &[(0, 6), (6, 6)])),
         (1, adapters(1, 3, &[(1, 1)])),
+        (35, adapters(16, 264, &[(0, 136), (136, 64), (200, 64)])),
+        (65, adapters(8, 400, &five)),
+        (34, adapters(40, 96, &[(0, 80), (80, 16)])),
     ]
+}
+
+/// All shapes in all precisions, each with a seed of its own.
+fn cases() -> impl Iterator<Item = (u64, Math, usize, Adapters)> {
+    let maths = Math::ALL.into_iter();
+    let all = maths.flat_map(|math| shapes().map(|(rows, a)| (math, rows, a)));
+    (1..).zip(all).map(|(seed, (m, r, a))| (seed, m, r, a))
 }
 
 /// For each row of the stacked `b`: its part, and its column of `y`.
@@ -54,42 +76,39 @@ fn rows_of(a: &Adapters) -> Vec<(usize, usize)> {
 
 #[test]
 fn the_sum_goes_to_the_columns_of_its_part_alone() {
-    for (seed, (rows, adapters)) in (1..).zip(shapes()) {
+    for (seed, math, rows, adapters) in cases() {
         let a = adapters.clone();
-        let case = Case::random(
-            LoraUp {
-                rows,
-                adapters,
-                math: MATH,
-            },
-            seed,
-        );
-        let (s, b) = (case.reads[0].f32s(), case.reads[1].f32s());
-        let mut y = case.writes[0].f32s().to_vec();
+        let op = LoraUp {
+            rows,
+            adapters,
+            math,
+        };
+        let case = Case::random(op, seed);
+        let (s, b) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
+        let mut y = numbers(&case.writes[0]);
         for t in 0..rows {
             for (row, (p, column)) in rows_of(&a).into_iter().enumerate() {
                 let ranks = 0..a.rank;
                 let pair = |k| (s[t * a.ranks() + p * a.rank + k], b[row * a.rank + k]);
-                let sum = chain(ranks.map(pair));
+                let sum = chain(math, ranks.map(pair));
                 let place = &mut y[t * a.n_out + column];
                 *place = a.scale.mul_add(sum, *place);
             }
         }
-        assert_bits_on(cpus(), &case, &[Values::F32(y)]);
+        assert_stored(&case, y);
     }
 }
 
 #[test]
-fn the_gradients_of_the_sum_have_their_bits() {
-    for (seed, (rows, adapters)) in (1..).zip(shapes()) {
-        let a = adapters.clone();
+fn the_gradient_of_the_lower_product_is_scaled_once() {
+    for (seed, math, rows, a) in cases() {
         let op = LoraUpGradInput {
             rows,
             adapters: a.clone(),
-            math: MATH,
+            math,
         };
         let case = Case::random(op, seed);
-        let (dy, b) = (case.reads[0].f32s(), case.reads[1].f32s());
+        let (dy, b) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
         let stacked = rows_of(&a);
         let element = |at: usize| {
             let (t, part, k) = (at / a.ranks(), at % a.ranks() / a.rank, at % a.rank);
@@ -97,10 +116,16 @@ fn the_gradients_of_the_sum_have_their_bits() {
             let pair = |(row, (_, c)): (usize, &(usize, usize))| {
                 (dy[t * a.n_out + c], b[row * a.rank + k])
             };
-            chain(rows.map(pair)) * a.scale
+            chain(math, rows.map(pair)) * a.scale
         };
-        let ds = (0..rows * a.ranks()).map(element).collect();
-        assert_bits_on(cpus(), &case, &[Values::F32(ds)]);
+        assert_stored(&case, (0..rows * a.ranks()).map(element).collect());
+    }
+}
+
+#[test]
+fn the_gradient_of_the_upper_matrix_is_scaled_after_its_pieces_are_folded() {
+    for (seed, math, rows, a) in cases() {
+        let stacked = rows_of(&a);
         for (grain, piece) in [(rows, rows), (4, 3), (rows, 2)] {
             let tokens = rows;
             let sum = TokenSum {
@@ -111,59 +136,59 @@ fn the_gradients_of_the_sum_have_their_bits() {
             let op = LoraUpGradWeight {
                 adapters: a.clone(),
                 sum,
-                math: MATH,
+                math,
             };
             let case = Case::random(op, seed);
-            let (dy, s) = (case.reads[0].f32s(), case.reads[1].f32s());
+            let (dy, s) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
             let element = |at: usize| {
                 let ((p, c), k) = (stacked[at / a.rank], at % a.rank);
                 let pair = |t| (dy[t * a.n_out + c], s[t * a.ranks() + p * a.rank + k]);
-                token_sum(&sum, |tokens| chain(tokens.map(pair))) * a.scale
+                token_sum(&sum, |tokens| chain(math, tokens.map(pair))) * a.scale
             };
-            let db = (0..a.up_rows() * a.rank).map(element).collect();
-            assert_bits_on(cpus(), &case, &[Values::F32(db)]);
+            assert_stored(&case, (0..a.up_rows() * a.rank).map(element).collect());
         }
     }
 }
 
+const LOWER: [[usize; 3]; 4] = [[1, 1, 1], [7, 33, 4], [40, 64, 24], [70, 72, 48]];
+
 #[test]
 fn the_lower_product_and_its_input_gradient_have_their_bits() {
-    for (seed, [rows, n_in, ranks]) in (1..).zip([[1, 1, 1], [7, 33, 4], [40, 64, 24]]) {
+    let all = Math::ALL.into_iter().flat_map(|m| LOWER.map(|s| (m, s)));
+    for (seed, (math, [rows, n_in, ranks])) in (1..).zip(all) {
         let op = LoraDown {
             rows,
             n_in,
             ranks,
-            math: MATH,
+            math,
         };
         let case = Case::random(op, seed);
-        let (x, a) = (case.reads[0].f32s(), case.reads[1].f32s());
+        let (x, a) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
         let element = |at: usize| {
             let (t, k) = (at / ranks, at % ranks);
-            chain((0..n_in).map(|i| (x[t * n_in + i], a[k * n_in + i])))
+            chain(math, (0..n_in).map(|i| (x[t * n_in + i], a[k * n_in + i])))
         };
-        let s = (0..rows * ranks).map(element).collect();
-        assert_bits_on(cpus(), &case, &[Values::F32(s)]);
+        assert_stored(&case, (0..rows * ranks).map(element).collect());
         for store in [Store::Assign, Store::Add] {
             let op = LoraDownGradInput {
                 rows,
                 n_in,
                 ranks,
                 store,
-                math: MATH,
+                math,
             };
             let case = Case::random(op, seed);
-            let (ds, a) = (case.reads[0].f32s(), case.reads[1].f32s());
-            let before = case.writes[0].f32s();
+            let (ds, a) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
+            let before = numbers(&case.writes[0]);
             let element = |at: usize| {
                 let (t, i) = (at / n_in, at % n_in);
-                let sum = chain((0..ranks).map(|k| (ds[t * ranks + k], a[k * n_in + i])));
+                let pairs = (0..ranks).map(|k| (ds[t * ranks + k], a[k * n_in + i]));
                 match store {
-                    Store::Assign => sum,
-                    Store::Add => before[at] + sum,
+                    Store::Assign => chain(math, pairs),
+                    Store::Add => before[at] + chain(math, pairs),
                 }
             };
-            let dx = (0..rows * n_in).map(element).collect();
-            assert_bits_on(cpus(), &case, &[Values::F32(dx)]);
+            assert_stored(&case, (0..rows * n_in).map(element).collect());
         }
     }
 }
@@ -191,7 +216,7 @@ fn the_gradients_are_those_of_differences() {
     let op = LoraUpGradInput {
         rows,
         adapters: a.clone(),
-        math: MATH,
+        math: Math::F32,
     };
     let case = Case::random(op, 0)
         .with("dy", dy.clone())
@@ -206,7 +231,7 @@ fn the_gradients_are_those_of_differences() {
     let op = LoraUpGradWeight {
         adapters: a.clone(),
         sum,
-        math: MATH,
+        math: Math::F32,
     };
     let case = Case::random(op, 0).with("dy", dy).with("s", s);
     assert_gradient(&b_point, &run(&case)[0], |b| loss(&s_point, b));
@@ -233,7 +258,29 @@ fn packed_weights_have_the_values_of_their_codes() {
             let case = Case::random(Dequantise { elements, math }, 0)
                 .with("packed", Values::U8(codes.clone()))
                 .with("maxima", maxima.clone());
-            assert_bits_on(cpus(), &case, &[Values::stored(math.storage(), &numbers)]);
+            assert_bits(&case, &[Values::stored(math.storage(), &numbers)]);
+        }
+    }
+}
+
+#[test]
+fn a_frozen_table_gives_its_rows_widened() {
+    for (rows, vocab_size, d_model) in [(1, 1, 1), (9, 5, 8), (40, 33, 72), (6, 4, 300)] {
+        for math in Math::ALL {
+            let op = EmbedFrozen {
+                rows,
+                vocab_size,
+                d_model,
+                math,
+            };
+            let ids = Numbers::new(7).ids(rows, vocab_size);
+            let case = Case::random(op, 3).with("ids", ids);
+            let table = case.reads[1].widened();
+            let table = table.f32s();
+            let rows = case.reads[0].i32s().iter();
+            let row = |&id: &i32| table[id as usize * d_model..][..d_model].to_vec();
+            let x: Vec<f32> = rows.flat_map(row).collect();
+            assert_bits(&case, &[Values::F32(x)]);
         }
     }
 }

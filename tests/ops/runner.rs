@@ -319,6 +319,7 @@ pub fn with_math(op: &Op, math: Math) -> Op {
         Op::ScanGrad(op) => op.math = math,
         Op::CrossEntropy(op) => op.math = math,
         Op::AdamW(op) => op.math = math,
+        Op::EmbedFrozen(op) => op.math = math,
         Op::Dequantise(op) => op.math = math,
         Op::LoraDown(op) => op.math = math,
         Op::LoraDownGradInput(op) => op.math = math,

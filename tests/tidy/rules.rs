@@ -224,9 +224,6 @@ pub fn unordered_maps(file: &File) -> Vec<Fault> {
         .collect()
 }
 
-/// Ops that the CUDA backend refuses by name: files that it does not have.
-const WITHOUT_CUDA: [&str; 2] = ["lora.rs", "nf4.rs"];
-
 /// Ops that lack a file of the same stem on a backend. `step_values` is data that ops share.
 pub fn op_files(paths: &[&str]) -> Vec<Fault> {
     let mut faults = Vec::new();
@@ -243,17 +240,13 @@ pub fn op_files(paths: &[&str]) -> Vec<Fault> {
         }
         for backend in &backends {
             let wanted = format!("{backend}{name}");
-            let refused = *backend == "src/cuda/" && WITHOUT_CUDA.contains(&name);
-            let what = match (paths.contains(&wanted.as_str()), refused) {
-                (true, true) => format!("the op is refused and has {wanted}"),
-                (false, false) => format!("the op has no {wanted}"),
-                _ => continue,
-            };
-            faults.push(Fault {
-                path: (*path).to_owned(),
-                line: 1,
-                what,
-            });
+            if !paths.contains(&wanted.as_str()) {
+                faults.push(Fault {
+                    path: (*path).to_owned(),
+                    line: 1,
+                    what: format!("the op has no {wanted}"),
+                });
+            }
         }
     }
     faults

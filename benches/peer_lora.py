@@ -1,0 +1,230 @@
+"""A whole LoRA training step in PyTorch, timed: adapters on every projection of a frozen Qwen3, in bf16.
+
+    python benches/peer_lora.py --size tiny|qwen06 --device cpu|cuda [--base bf16|nf4] [--adapters bf16|f32]
+        [--by peft|hand] [--mode eager|graph|compiled ...] [--checkpointing] [--steps N] [--json]
+
+The model is transformers', with random weights; the adapters are PEFT's (`--by hand`: the same product written
+out here, for machines without PEFT). `--base nf4` stores the projections by bitsandbytes, whose package has to be
+there. `--adapters f32` keeps adapters and their moments in f32 and computes under autocast, as PEFT does unless
+told otherwise; `bf16` keeps them in bf16, which is faster. Forward, backward, clipping by the global norm 1.0 and
+fused AdamW are timed as in peer_pytorch.py, whose modes these are; where a whole compiled step cannot be captured as
+one CUDA graph, it is launched as it is, and `captured` is false in the result. One mode a process gives honest
+memory.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+
+import torch
+from torch import nn
+
+from peer_pytorch import WARMUP, captured, device_times, summary, wall_times
+
+SIZES = {
+    "tiny": dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                 head_dim=16, intermediate_size=128, batch=2, tokens=64),
+    "qwen06": dict(vocab_size=151936, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16,
+                   num_key_value_heads=8, head_dim=128, intermediate_size=3072, batch=4, tokens=1024),
+}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANK, ALPHA = 16, 32
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with an adapter beside it: y = base(x) + scale * B(A(x))."""
+
+    def __init__(self, base, dtype):
+        super().__init__()
+        self.base = base
+        device = next(base.parameters()).device
+        self.down = nn.Linear(base.in_features, RANK, bias=False, device=device, dtype=dtype)
+        self.up = nn.Linear(RANK, base.out_features, bias=False, device=device, dtype=dtype)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x)) * (ALPHA / RANK)
+
+
+def projections(model):
+    """Each projection's parent, name and layer."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name in PROJECTIONS and isinstance(child, nn.Linear):
+                yield module, name, child
+
+
+def quantised(model):
+    """The model with its projections stored as NF4 by bitsandbytes."""
+    import bitsandbytes
+
+    for parent, name, linear in projections(model):
+        four = bitsandbytes.nn.Linear4bit(
+            linear.in_features, linear.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
+        )
+        weight = linear.weight.data
+        four.weight = bitsandbytes.nn.Params4bit(weight.cpu(), requires_grad=False, quant_type="nf4")
+        setattr(parent, name, four.to(weight.device))
+    return model
+
+
+def adapted(model, arguments):
+    """The model with everything frozen but adapters, and what made them."""
+    dtype = torch.bfloat16 if arguments.adapters == "bf16" else torch.float32
+    if arguments.by != "hand":
+        try:
+            import peft
+        except ImportError:
+            if arguments.by == "peft":
+                raise
+        else:
+            config = peft.LoraConfig(
+                r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS), lora_dropout=0.0, task_type="CAUSAL_LM"
+            )
+            model = peft.get_peft_model(model, config, autocast_adapter_dtype=dtype == torch.float32)
+            return model, f"PEFT {peft.__version__}"
+    model.requires_grad_(False)
+    for parent, name, linear in projections(model):
+        setattr(parent, name, Adapted(linear, dtype))
+    return model, "by hand"
+
+
+class Step:
+    """One training step over a static batch; `loss` holds the last step's loss."""
+
+    def __init__(self, arguments, mode):
+        import transformers
+
+        sizes = dict(SIZES[arguments.size])
+        self.shape = sizes.pop("batch"), sizes.pop("tokens") + 1
+        self.device = torch.device(arguments.device)
+        self.cuda = self.device.type == "cuda"
+        torch.manual_seed(1)
+        config = transformers.Qwen3Config(
+            **sizes, tie_word_embeddings=True, use_cache=False, rms_norm_eps=1e-6, max_position_embeddings=2048,
+            rope_theta=1e6, attn_implementation="sdpa",
+        )
+        with self.device:
+            model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16)
+        if arguments.base == "nf4":
+            model = quantised(model)
+        if arguments.checkpointing:
+            model.gradient_checkpointing_enable()
+            model.enable_input_require_grads()
+        model, self.made_by = adapted(model, arguments)
+        self.model = model.train()
+        self.vocab = config.vocab_size
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.autocast = arguments.adapters == "f32"
+        self.forward = torch.compile(self.loss_of) if mode == "compiled" else self.loss_of
+        self.optimizer = torch.optim.AdamW(
+            self.trained, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=self.cuda
+        )
+        self.rows = self.draw(1)[0]
+        self.loss = None
+
+    def loss_of(self, rows):
+        logits = self.model(input_ids=rows[:, :-1], use_cache=False).logits
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+
+    def draw(self, steps):
+        """Random tokens of so many steps, on the device."""
+        return torch.randint(self.vocab, (steps, *self.shape), device=self.device)
+
+    def run(self):
+        precision = contextlib.nullcontext()
+        if self.autocast:
+            precision = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        with precision:
+            loss = self.forward(self.rows)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimizer.step()
+        self.loss = loss.detach()
+
+    def eager(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        self.run()
+
+
+def measure(arguments, mode):
+    """What one mode gives."""
+    step = Step(arguments, mode)
+    launch, in_graph = step.eager, False
+    for _ in range(WARMUP):
+        launch()
+    if step.cuda and mode != "eager":
+        try:
+            launch, in_graph = captured(step), True
+        except RuntimeError as error:
+            if mode == "graph":
+                raise
+            print(f"the compiled step is not one graph: {str(error).splitlines()[0]}", file=sys.stderr)
+            torch.cuda.synchronize()
+    launch()
+    first = step.loss.item()
+    for _ in range(WARMUP):
+        launch()
+    if step.cuda:
+        torch.cuda.synchronize()
+    wall = wall_times(step, launch, arguments.steps)
+    times = device_times(step, launch, arguments.steps) if step.cuda else wall
+    last = step.loss.item()
+    if not (last == last and abs(last) < 1e4):
+        raise RuntimeError(f"the loss went from {first} to {last}: nothing was trained")
+    found = summary("ms", times) | summary("wall_ms", wall)
+    found |= {"loss_first": first, "loss_last": last, "captured": in_graph, "adapters_by": step.made_by}
+    found["trained_parameters"] = sum(p.numel() for p in step.trained)
+    if step.cuda:
+        found["max_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        found["max_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    return found
+
+
+def read_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--base", choices=("bf16", "nf4"), default="bf16")
+    parser.add_argument("--adapters", choices=("bf16", "f32"), default="bf16")
+    parser.add_argument("--by", choices=("auto", "peft", "hand"), default="auto")
+    parser.add_argument("--mode", nargs="+", choices=("eager", "graph", "compiled"), default=["eager"])
+    parser.add_argument("--checkpointing", action="store_true", help="recompute activations in backward")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: PyTorch finds no CUDA device")
+    return arguments
+
+
+def main():
+    arguments = read_arguments()
+    keys = ("size", "base", "adapters", "checkpointing", "steps")
+    result = {"torch": torch.__version__} | {key: getattr(arguments, key) for key in keys}
+    failed = 0
+    started = time.time()
+    for mode in arguments.mode:
+        try:
+            found = measure(arguments, mode)
+        except Exception as error:  # torch.compile fails in many ways where no compiler is installed
+            found = {"ms_p50": None, "error": (str(error).strip() or type(error).__name__).splitlines()[0]}
+            failed += 1
+            print(f"{mode} does not work here: {error}", file=sys.stderr)
+        result |= {f"{mode}_{key}": value for key, value in found.items()}
+    result["seconds"] = round(time.time() - started, 1)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        for mode in arguments.mode:
+            ms, bytes_ = result[f"{mode}_ms_p50"], result.get(f"{mode}_max_allocated_bytes")
+            text = f"{ms:.3f} ms a step, median" if ms is not None else "not measured"
+            text += f", {bytes_ / 1e9:.2f} GB" if bytes_ else ""
+            print(f"PyTorch {torch.__version__}, {arguments.size}, base {arguments.base}, {mode}: {text}")
+    sys.exit(1 if failed == len(arguments.mode) else 0)
+
+
+if __name__ == "__main__":
+    main()

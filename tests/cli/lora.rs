@@ -1,0 +1,136 @@
+//! Adapters from recipe to merged folder: a small base that has learned sums learns differences beside its
+//! frozen weights.
+
+use std::fmt::Write as _;
+
+use super::train::{assert_refused, path, value};
+use super::{Ran, bitstep};
+
+/// The keys that a small base differs in from the shipped recipe.
+const SMALL: [&str; 6] = [
+    "model.d_model=64",
+    "model.n_layers=1",
+    "model.d_ff=128",
+    "data.batch=16",
+    "steps=300",
+    "schedule.warmup=20",
+];
+
+/// What trains beside the base or evaluates it; `{lora}` is the section of adapters.
+const RECIPE: &str = r#"
+name = "differences"
+seed = 2
+steps = 200
+[model]
+path = "base/model"
+{lora}
+[data]
+source = "text"
+path = "differences.txt"
+batch = 16
+seq_len = 32
+validation = 0.1
+[optimizer]
+lr = 1e-2
+beta2 = 0.99
+[schedule]
+kind = "cosine"
+warmup = 5
+"#;
+
+const ADAPTERS: &str = "[lora]\nrank = 8\nalpha = 16\nbase = \"nf4\"";
+
+fn differences() -> String {
+    let mut text = String::new();
+    for i in 0..4000_u32 {
+        let (a, b) = (i * 37 % 90 + 10, i * 53 % 97);
+        let (a, b) = (a.max(b), a.min(b));
+        writeln!(text, "{a}-{b}={}", a - b).expect("text");
+    }
+    text
+}
+
+fn done(ran: Ran) -> Ran {
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    ran
+}
+
+/// A folder with a trained base, the text of the new task, and the recipes of adapters and of none.
+fn workplace() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write =
+        |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("writes");
+    write("differences.txt", &differences());
+    write("lora.toml", &RECIPE.replace("{lora}", ADAPTERS));
+    write("plain.toml", &RECIPE.replace("{lora}", ""));
+    let sums = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/sums.toml");
+    let base = path(&folder, "base");
+    let mut arguments = vec!["train", sums, "--device", "cpu", "--out", &base];
+    arguments.extend(SMALL.iter().flat_map(|key| ["--set", key]));
+    done(bitstep(&arguments));
+    folder
+}
+
+/// The validation loss that a run of the program has printed.
+fn loss(ran: &Ran) -> f64 {
+    let words = value(&ran.out, "validation").split_whitespace();
+    let loss = words.skip(1).next().expect("a loss").trim_end_matches(',');
+    loss.parse().expect("a number")
+}
+
+#[test]
+fn adapters_learn_what_their_base_cannot_and_merge_into_a_folder_that_can() {
+    let folder = workplace();
+    let at = |name: &str| path(&folder, name);
+    let (lora, plain, run) = (at("lora.toml"), at("plain.toml"), at("run"));
+    let before = loss(&done(bitstep(&["eval", &plain, "--device", "cpu"])));
+    let base = std::fs::read(folder.path().join("base/model/model.safetensors")).expect("a base");
+    let trained = done(bitstep(&["train", &lora, "--device", "cpu", "--out", &run]));
+    let after = loss(&trained);
+    assert!(after < 0.5 * before, "from {before} to {after}");
+    let still = std::fs::read(folder.path().join("base/model/model.safetensors")).expect("a base");
+    assert!(base == still, "the base keeps its bits");
+
+    let merged = at("merged");
+    done(bitstep(&["export", "--merge", &run, &merged]));
+    let whole = done(bitstep(&[
+        "eval", &plain, "--model", &merged, "--device", "cpu",
+    ]));
+    assert!(
+        (loss(&whole) - after).abs() < 1e-5,
+        "{} {after}",
+        loss(&whole)
+    );
+    // Beside the numbers that were quantised, not those that their codes stand for, they are another function.
+    let (adapter, other) = (at("run/adapter"), at("other"));
+    let model = at("base/model");
+    done(bitstep(&[
+        "export", "--merge", &adapter, &other, "--model", &model,
+    ]));
+    let other = done(bitstep(&[
+        "eval", &plain, "--model", &other, "--device", "cpu",
+    ]));
+    assert!(
+        (loss(&other) - after).abs() > 1e-4,
+        "{} {after}",
+        loss(&other)
+    );
+
+    let again = format!("lora.adapter={adapter}");
+    let resumed = done(bitstep(&[
+        "eval", &lora, "--set", &again, "--device", "cpu",
+    ]));
+    assert!(
+        (loss(&resumed) - after).abs() < 1e-6,
+        "{} {after}",
+        loss(&resumed)
+    );
+
+    let into = bitstep(&["export", "--merge", &run, &merged]);
+    assert_refused(&into, 2, "is not empty");
+    let file = folder.path().join("run/adapter/adapter_config.json");
+    let json = std::fs::read_to_string(&file).expect("a configuration");
+    std::fs::write(&file, json.replace("base_model_name_or_path", "other")).expect("writes");
+    let nowhere = bitstep(&["export", "--merge", &adapter, &at("nowhere")]);
+    assert_refused(&nowhere, 4, "names no base model");
+}
