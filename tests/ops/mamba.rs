@@ -12,13 +12,7 @@ use bitstep::op::split_columns::{SplitColumns, SplitColumnsGrad};
 use bitstep::shape::Math;
 
 use super::reference::expected;
-use super::runner::{Case, Device, Numbers, Values, assert_bits, devices, run, with_math};
-
-/// The devices that have the ops of adapters: a GPU refuses them by name.
-pub(super) fn cpus() -> impl Iterator<Item = &'static dyn Device> {
-    let all = devices().iter().map(|d| d.as_ref());
-    all.filter(|d: &&dyn Device| d.name().starts_with("CPU"))
-}
+use super::runner::{Case, Numbers, Values, assert_bits, devices, run, with_math};
 
 fn check(case: &Case) {
     assert_bits(case, &expected(case));
