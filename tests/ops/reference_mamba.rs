@@ -304,8 +304,8 @@ fn channel(op: &ScanGrad, inputs: &Inputs, c: usize, (dout, starts): (&[f32], &[
             let dy = dout * (z * s);
             terms.dy[row] = dy;
             terms.dz[row] = (dout * inputs.y(row, c, &after)) * (s * z.mul_add(1.0 - s, 1.0));
-            for i in 0..n {
-                g[i] = inputs.c(row, i).mul_add(dy, g[i]);
+            for (i, g) in g.iter_mut().enumerate() {
+                *g = inputs.c(row, i).mul_add(dy, *g);
             }
             let p = inputs.sum((0..n).map(|i| (inputs.b(row, i), g[i])));
             for i in 0..n {
