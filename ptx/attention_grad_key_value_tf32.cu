@@ -4,7 +4,7 @@
 
 ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_d32, Tf32, 32, 32, 4, 64, 2, true, 3)
 ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_d64, Tf32, 64, 64, 4, 64, 2, true, 2)
-ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_d128, Tf32, 128, 128, 4, 64, 2, true, 1)
+ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_d128, Tf32, 128, 128, 4, 32, 2, true, 1)
 // Heads of any size up to the kernel's, at any alignment.
 ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_any64, Tf32, 64, 64, 4, 64, 2, false, 2)
 ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_any128, Tf32, 128, 64, 4, 64, 2, false, 1)

@@ -2,11 +2,8 @@
 #include "attention_tensor_grad_query.cuh"
 
 ATTENTION_GRAD_QUERY(attention_grad_query_bf16_d32, Bf16, 32, 4, 64, true, true, 4)
-ATTENTION_GRAD_QUERY(attention_grad_query_bf16_d64, Bf16, 64, 8, 64, true, true, 2)
-ATTENTION_GRAD_QUERY(attention_grad_query_bf16_d128, Bf16, 128, 8, 64, true, true, 1)
-// Fewer rows a block, so that a small call has blocks for every multiprocessor.
-ATTENTION_GRAD_QUERY(attention_grad_query_bf16_d64_small, Bf16, 64, 4, 64, true, true, 3)
-ATTENTION_GRAD_QUERY(attention_grad_query_bf16_d128_small, Bf16, 128, 4, 64, true, true, 2)
+ATTENTION_GRAD_QUERY(attention_grad_query_bf16_d64, Bf16, 64, 4, 64, true, true, 3)
+ATTENTION_GRAD_QUERY(attention_grad_query_bf16_d128, Bf16, 128, 4, 64, true, true, 2)
 // Heads of any size up to the kernel's, at any alignment.
 ATTENTION_GRAD_QUERY(attention_grad_query_bf16_any64, Bf16, 64, 4, 64, false, false, 2)
 ATTENTION_GRAD_QUERY(attention_grad_query_bf16_any128, Bf16, 128, 4, 64, false, false, 1)

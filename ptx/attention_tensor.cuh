@@ -19,6 +19,8 @@ namespace tensor {
 constexpr int TILE = 64;
 // Others of a part of a tile in the backward passes.
 constexpr int PART = 32;
+// log2(e) / 128.
+constexpr unsigned LOG2_E_UNIT = 0x3c38aa3bu;
 __device__ __forceinline__ float infinite() { return contract::from_bits(0x7f800000u); }
 
 // An address in shared memory.
@@ -170,34 +172,50 @@ __device__ __forceinline__ void operand(unsigned (&a)[4], const float (&s)[N][4]
     }
 }
 
-// `e^x` for x up to 40 that is not a NaN: contract::exp, whose two ways give the same there.
-__device__ __forceinline__ float exp_down(float x) {
-    // The number that rounds to an integer brings the half way along; it is even, so ties fall alike.
-    const float round = 12582912.0f + 64.0f;
-    const float z = fmaxf(x, -104.0f);
-    const float t = __fmaf_rn(z, contract::from_bits(0x3fb8aa3bu), round);
-    const float n = __fsub_rn(t, round);
-    const float r = __fmaf_rn(n, contract::from_bits(contract::MINUS_LN2_HI), z);
-    const float full = __fmaf_rn(n, contract::from_bits(contract::MINUS_LN2_LO), r);
-    float q = __fmaf_rn(contract::from_bits(0x3ab55c69u), full, contract::from_bits(0x3c091eb9u));
-    q = __fmaf_rn(q, full, contract::from_bits(0x3d2aac2du));
-    q = __fmaf_rn(q, full, contract::from_bits(0x3e2aaa46u));
-    q = __fmaf_rn(q, full, contract::from_bits(0x3efffffeu));
-    const float tail =
-        __fmaf_rn(n, contract::from_bits(contract::MINUS_LN2_LO), __fmul_rn(__fmul_rn(full, full), q));
-    const float p = __fadd_rn(1.0f, __fadd_rn(r, tail));
-    const unsigned near = contract::to_bits(p) + (contract::to_bits(t) << 23);
-    return __fmul_rn(contract::from_bits(near), contract::from_bits(contract::ONE_BITS - contract::HALF_WAY));
+// a · b + c, then moved to the nearer end of 0 to 1; a NaN becomes 0.
+__device__ __forceinline__ float saturated(float a, float b, float c) {
+#ifdef BITSTEP_HOST
+    const float x = __fmaf_rn(a, b, c), least = x > 0.0f ? x : 0.0f;
+    return least < 1.0f ? least : 1.0f;
+#else
+    float x;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(x) : "f"(a), "f"(b), "f"(c));
+    return x;
+#endif
 }
-constexpr float EXP_DOWN_MOST = 40.0f;
 
-// Whether a part of a tile lies on the diagonal, as a type.
-struct Yes {
-    static constexpr bool VALUE = true;
-};
-struct No {
-    static constexpr bool VALUE = false;
-};
+// src/num/elementary/weight.rs, for u from 0 to 1.
+__device__ __forceinline__ float weight(float u) {
+    const float t = __fsub_rn(98304.0f, u), g = __fadd_rn(u, __fsub_rn(t, 98304.0f));
+    float q = __fmaf_rn(contract::from_bits(0x4a9d0166u), g, contract::from_bits(0xc864fe23u));
+    q = __fmaf_rn(q, g, contract::from_bits(0x45f601bcu));
+    q = __fmaf_rn(q, g, contract::from_bits(0xc3317096u));
+    q = __fmaf_rn(q, g, 2.0f);
+    return contract::from_bits(contract::to_bits(q) + (contract::to_bits(t) << 23));
+}
+
+// src/num/softmax.rs, as the next two: `minus_k` is the score's factor, negated.
+__device__ __forceinline__ float score_weight(float s, float minus_k, float reference) {
+    return weight(saturated(s, minus_k, reference));
+}
+
+// Whether a score is not below a row's reference.
+__device__ __forceinline__ bool passes(float score, float minus_k, float reference) {
+    return !(contract::negate(__fmul_rn(score, minus_k)) <= reference);
+}
+
+// Raises the reference to the row's greatest score; a row's sums become fma(sum, factor, addend).
+__device__ __forceinline__ void raise(float& reference, float& factor, float& addend, float top, float minus_k) {
+    const float y = contract::negate(__fmul_rn(top, minus_k));
+    const float raised = __fsub_rn(__fadd_rn(__fadd_rn(y, 0.015625f), 393216.0f), 393216.0f);
+    factor = __fmul_rn(0.5f, weight(saturated(__fsub_rn(raised, reference), 1.0f, 0.0f)));
+    addend = __fsub_rn(y, y);
+    reference = raised;
+}
+
+__device__ __forceinline__ float row_statistic(float reference, float sum) {
+    return contract::canonical_nan(sum, __fmaf_rn(contract::log(sum), contract::from_bits(LOG2_E_UNIT), reference));
+}
 
 // The sizes of a call. In a kernel of exact size the head has D columns and rows begin at multiples of 16
 // bytes; in the others it has at most D, and zeros stand in for the rest.
@@ -275,15 +293,12 @@ __device__ __forceinline__ void settle(char* at, int rows) {
     }
 }
 
-// s[n] = own · others[8n..], chains over the head, for the first `groups` groups of 16 others (a constant N / 2
-// in most calls). `left(k, a)` gives the own rows of step k; `others` is the lane's address as right operand.
+// s[n] goes on with own · others[8n..], chains over the head, for the first `groups` groups of 16 others (a
+// constant N / 2 in most calls). `left(k, a)` gives the own rows of step k; `others` is the lane's address as right
+// operand.
 template <class H, int D, int N, class Left>
 __device__ __forceinline__ void dots(float (&s)[N][4], Address others, int groups, Left left) {
     typedef Rows<H, D> R;
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) s[n][e] = 0.0f;
 #pragma unroll
     for (int k = 0; k < R::STEPS; k++) {
         unsigned a[4];
@@ -383,42 +398,40 @@ __device__ __forceinline__ char* aligned(char* shared) {
     return shared + ((128 - ((unsigned)(size_t)shared & 127)) & 127);
 }
 
-// From scores to `p` and `ds` of pairs in place: s and dp are dot products, `lse(n, e)`, `delta(n, e)` and
-// `hidden(n, e)` say what belongs to accumulator e of columns n.
-template <int N, class Lse, class Delta, class Hidden>
-__device__ __forceinline__ void score_grads(float (&s)[N][4], float (&dp)[N][4], float scale, Lse lse, Delta delta,
-                                            Hidden hidden) {
-    float most = -infinite();
+template <int N>
+__device__ __forceinline__ void fill(float (&s)[N][4], float x) {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            s[n][e] = __fsub_rn(__fmul_rn(s[n][e], scale), lse(n, e));
-            if (hidden(n, e)) s[n][e] = -infinite();
-            most = max_or_nan(most, s[n][e]);
-        }
-    if (most <= EXP_DOWN_MOST) {
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[n][e] = exp_down(s[n][e]);
-    } else {
-#pragma unroll 1
-        for (int n = 0; n < N; n++)
-#pragma unroll 1
-            for (int e = 0; e < 4; e++) {
-#pragma unroll
-                for (int i = 0; i < 4 * N; i++)
-                    if (i == 4 * n + e) s[i / 4][i % 4] = contract::exp(s[i / 4][i % 4]);
-            }
-    }
+        for (int e = 0; e < 4; e++) s[n][e] = x;
+}
+
+// From scores to `p` of pairs in place: `statistic(n, e)` is that of the query of accumulator e of columns n.
+template <int N, class Statistic>
+__device__ __forceinline__ void probabilities(float (&s)[N][4], float minus_k, Statistic statistic) {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            dp[n][e] = __fmul_rn(__fmul_rn(s[n][e], __fsub_rn(dp[n][e], delta(n, e))), scale);
-            if (hidden(n, e)) dp[n][e] = 0.0f;
-        }
+        for (int e = 0; e < 4; e++) s[n][e] = score_weight(s[n][e], minus_k, statistic(n, e));
+}
+
+// From `dp`, which has begun at -delta, to `ds` in place.
+template <int N>
+__device__ __forceinline__ void score_grads(float (&dp)[N][4], const float (&p)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) dp[n][e] = __fmul_rn(dp[n][e], p[n][e]);
+}
+
+// Makes zeros of hidden pairs, on the diagonal.
+template <int N, class Hidden>
+__device__ __forceinline__ void hide_pairs(float (&p)[N][4], float (&ds)[N][4], Hidden hidden) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (hidden(n, e)) p[n][e] = ds[n][e] = 0.0f;
 }
 
 }  // namespace tensor

@@ -14,90 +14,82 @@ namespace tensor {
 template <int D, int M>
 struct Carried {
     float acc[M][D / 8][4];
-    float max[M][2];
+    float reference[M][2];
     float sum[M][2];
-};
 
-// Scores of a tile become probabilities relative to the new maximum; `sum` takes them and `acc` is rescaled.
-// On the diagonal the first `groups` groups of 16 keys take part and key j is hidden from row i where j > i.
-template <bool DIAGONAL, int D, int M>
-__device__ __forceinline__ void softmax(float (&s)[M][8][4], Carried<D, M>& carried, int groups, int first_key,
-                                        int first_row, float scale) {
-    const int lane = threadIdx.x & 31;
-    const int row = first_row + (lane >> 2), key = first_key + 2 * (lane & 3);
+    __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        float top[2] = {carried.max[m][0], carried.max[m][1]};
-        auto hidden = [&](int n, int e) { return DIAGONAL && key + 8 * n + (e & 1) > row + 16 * m + 8 * (e >> 1); };
-        auto absent = [&](int n) { return DIAGONAL && n / 2 >= groups; };
+        for (int m = 0; m < M; m++) {
+            fill<D / 8>(acc[m], 0.0f);
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            if (absent(n)) continue;
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                s[m][n][e] = hidden(n, e) ? -infinite() : __fmul_rn(s[m][n][e], scale);
-                top[e >> 1] = max_or_nan(top[e >> 1], s[m][n][e]);
-            }
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            top[h] = max_or_nan(top[h], __shfl_xor_sync(0xffffffffu, top[h], 1));
-            top[h] = max_or_nan(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2));
-        }
-        float factor[2];
-        const bool finite = fabsf(top[0]) < infinite() && fabsf(top[1]) < infinite();
-        if (__all_sync(0xffffffffu, finite)) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                factor[h] = exp_down(__fsub_rn(carried.max[m][h], top[h]));
-                carried.max[m][h] = top[h];
-                carried.sum[m][h] = __fmul_rn(carried.sum[m][h], factor[h]);
-            }
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-                if (absent(n)) continue;
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[m][n][e] = exp_down(__fsub_rn(s[m][n][e], top[e >> 1]));
-            }
-        } else {
-            // Infinite scores or NaNs: the maximum passes over NaNs, and everything goes its general way.
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float greatest = carried.max[m][h];
-#pragma unroll
-                for (int i = 0; i < 16; i++)
-                    if (!absent(i / 2)) greatest = fmaxf(greatest, s[m][i / 2][2 * h + i % 2]);
-                greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, 1));
-                greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, 2));
-                top[h] = greatest;
-                factor[h] = contract::exp(__fsub_rn(carried.max[m][h], greatest));
-                carried.max[m][h] = greatest;
-                carried.sum[m][h] = __fmul_rn(carried.sum[m][h], factor[h]);
-            }
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-                if (absent(n)) continue;
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const float p = contract::exp(__fsub_rn(s[m][n][e], top[e >> 1]));
-                    s[m][n][e] = hidden(n, e) ? 0.0f : p;
-                }
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            if (absent(n)) continue;
-#pragma unroll
-            for (int e = 0; e < 4; e++) carried.sum[m][e >> 1] = __fadd_rn(carried.sum[m][e >> 1], s[m][n][e]);
-        }
-        // A factor of one changes nothing.
-        if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
-#pragma unroll
-            for (int n = 0; n < D / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) carried.acc[m][n][e] = __fmul_rn(carried.acc[m][n][e], factor[e >> 1]);
+            for (int h = 0; h < 2; h++) reference[m][h] = contract::from_bits(contract::NAN_BITS), sum[m][h] = 0.0f;
         }
     }
+};
+
+// Hides key j of a tile on the diagonal from row i where j > i: a score of minus infinity has no weight.
+template <int M>
+__device__ __forceinline__ void hide(float (&s)[M][8][4], int first_key, int first_row) {
+    const int lane = threadIdx.x & 31, ahead = first_key + 2 * (lane & 3) - first_row - (lane >> 2);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (ahead + 8 * n + (e & 1) > 16 * m + 8 * (e >> 1)) s[m][n][e] = -infinite();
+}
+
+// Scores of a tile become weights; where one passes its row's reference, that is raised and the sums rescaled.
+template <int D, int M>
+__device__ __forceinline__ void softmax(float (&s)[M][8][4], Carried<D, M>& carried, float minus_k) {
+    float top[M][2];
+    bool passed = false;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        top[m][0] = top[m][1] = -infinite();
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) top[m][e >> 1] = max_or_nan(top[m][e >> 1], s[m][n][e]);
+#pragma unroll
+        for (int h = 0; h < 2; h++) passed |= passes(top[m][h], minus_k, carried.reference[m][h]);
+    }
+    if (__any_sync(0xffffffffu, passed)) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float most = max_or_nan(top[m][h], __shfl_xor_sync(0xffffffffu, top[m][h], 1));
+                most = max_or_nan(most, __shfl_xor_sync(0xffffffffu, most, 2));
+                if (!passes(most, minus_k, carried.reference[m][h])) continue;
+                float factor, addend;
+                raise(carried.reference[m][h], factor, addend, most, minus_k);
+                carried.sum[m][h] = __fmaf_rn(carried.sum[m][h], factor, addend);
+#pragma unroll
+                for (int n = 0; n < D / 8; n++)
+#pragma unroll
+                    for (int e = 2 * h; e < 2 * h + 2; e++)
+                        carried.acc[m][n][e] = __fmaf_rn(carried.acc[m][n][e], factor, addend);
+            }
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[m][n][e] = score_weight(s[m][n][e], minus_k, carried.reference[m][e >> 1]);
+                carried.sum[m][e >> 1] = __fadd_rn(carried.sum[m][e >> 1], s[m][n][e]);
+            }
+}
+
+// Writes the output and the statistic of half h of the lane's rows: `o` and `lse` are the row's.
+template <class H, int D, bool EXACT>
+__device__ __forceinline__ void finish(typename H::Element* o, float* lse, const float (&acc)[D / 8][4], int half,
+                                       float sum, float reference, int dim) {
+    store_row<H, D, EXACT>(o, acc, half, __fdiv_rn(1.0f, sum), 0, dim);
+    if ((threadIdx.x & 3) == 0) *lse = row_statistic(reference, sum);
 }
 
 // What a block of the forward pass is: M times 16 rows a warp; with STAGES = 2 the next tile is loaded beside the
@@ -112,19 +104,16 @@ struct Forward {
     static_assert(!HELD || (STAGES == 2 && ROWS <= 2 * TILE), "queries fit in a stage");
 };
 
-// One tile for a warp.
-template <bool DIAGONAL, class F, class Left>
+// One tile for a warp; on the diagonal its first `groups` groups of 16 keys, the others of which are hidden.
+template <class F, class Left>
 __device__ __forceinline__ void attend(Carried<F::D, F::M>& carried, Address keys, Address values, int first_key,
-                                       int first_row, float scale, Left left) {
+                                       int first_row, float minus_k, Left left) {
     typedef typename F::R R;
-    const int groups = DIAGONAL ? (first_row - first_key) / 16 + F::M : TILE / 16;
+    const bool diagonal = first_key + TILE > first_row;
+    const int groups = diagonal ? (first_row - first_key) / 16 + F::M : TILE / 16;
     float s[F::M][8][4];
 #pragma unroll
-    for (int m = 0; m < F::M; m++)
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[m][n][e] = 0.0f;
+    for (int m = 0; m < F::M; m++) fill<8>(s[m], 0.0f);
     const Address right = R::right(keys);
 #pragma unroll
     for (int k = 0; k < R::STEPS; k++) {
@@ -133,7 +122,6 @@ __device__ __forceinline__ void attend(Carried<F::D, F::M>& carried, Address key
         for (int m = 0; m < F::M; m++) left(m, k, a[m]);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            if (DIAGONAL && n >= groups) continue;
             unsigned b[4];
             load_matrices(b, R::step(right, k) + n * 16 * R::BYTES);
 #pragma unroll
@@ -143,14 +131,15 @@ __device__ __forceinline__ void attend(Carried<F::D, F::M>& carried, Address key
             }
         }
     }
-    softmax<DIAGONAL, F::D, F::M>(s, carried, groups, first_key, first_row, scale);
+    if (diagonal) hide<F::M>(s, first_key, first_row);
+    softmax<F::D, F::M>(s, carried, minus_k);
     chains<typename F::H, F::D, F::D, 8, F::M>(carried.acc, s, along<typename F::H, F::D>(values), groups, 0);
 }
 
 // Grid: (batch · heads, blocks of queries, the last ones first).
 template <class F>
 __device__ __forceinline__ void forward(const typename F::H::Element* qkv, typename F::H::Element* o, float* lse,
-                                        const Sizes<F::D, F::EXACT>& sizes, float scale) {
+                                        const Sizes<F::D, F::EXACT>& sizes, float factor) {
     typedef typename F::H H;
     typedef typename F::R R;
     constexpr int D = F::D, M = F::M;
@@ -208,15 +197,7 @@ __device__ __forceinline__ void forward(const typename F::H::Element* qkv, typen
     };
 
     Carried<D, M> carried;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < D / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) carried.acc[m][n][e] = 0.0f;
-#pragma unroll
-        for (int h = 0; h < 2; h++) carried.max[m][h] = -infinite(), carried.sum[m][h] = 0.0f;
-    }
+    carried.clear();
     const int diagonal = first_row < end ? first_row / TILE : -1;
     for (int tile = 0; tile < tiles; tile++) {
         copy_async_wait<0>();
@@ -225,10 +206,8 @@ __device__ __forceinline__ void forward(const typename F::H::Element* qkv, typen
         __syncthreads();
         if (F::STAGES == 2) load_tile(tile + 1);
         const Address keys = address_of(stage(tile)), values = keys + STAGE / 2;
-        if (tile < diagonal)
-            attend<false, F>(carried, keys, values, tile * TILE, first_row, scale, left);
-        else if (tile == diagonal)
-            attend<true, F>(carried, keys, values, tile * TILE, first_row, scale, left);
+        if (tile <= diagonal)
+            attend<F>(carried, keys, values, tile * TILE, first_row, contract::negate(factor), left);
         if (F::STAGES == 1) {
             __syncthreads();
             load_tile(tile + 1);
@@ -245,11 +224,9 @@ __device__ __forceinline__ void forward(const typename F::H::Element* qkv, typen
             const int lane = threadIdx.x & 31, i = first_row + 16 * m + 8 * h + (lane >> 2);
             if (i >= seq_len) continue;
             const size_t token = sequence + i;
-            store_row<H, D, F::EXACT>(o + token * sizes.query_columns() + (size_t)head * d, carried.acc[m], h,
-                                      __fdiv_rn(1.0f, sum), 0, d);
-            if ((lane & 3) == 0)
-                lse[token * sizes.n_heads + head] =
-                    contract::canonical_nan(sum, __fadd_rn(carried.max[m][h], contract::log(sum)));
+            finish<H, D, F::EXACT>(o + token * sizes.query_columns() + (size_t)head * d,
+                                   lse + token * sizes.n_heads + head, carried.acc[m], h, sum,
+                                   carried.reference[m][h], d);
         }
 }
 
@@ -258,10 +235,10 @@ __device__ __forceinline__ void forward(const typename F::H::Element* qkv, typen
 #define ATTENTION(NAME, H, D, M, WARPS, STAGES, HELD, EXACT, BLOCKS)                                              \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                              \
         NAME(const tensor::H::Element* qkv, tensor::H::Element* o, float* lse, unsigned seq_len,                  \
-             unsigned n_heads, unsigned n_kv_heads, unsigned head_dim, float scale) {                             \
+             unsigned n_heads, unsigned n_kv_heads, unsigned head_dim, float factor) {                             \
         typedef tensor::Forward<tensor::H, D, M, WARPS, STAGES, HELD, EXACT> F;                                   \
         const tensor::Sizes<D, EXACT> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};       \
-        tensor::forward<F>(qkv, o, lse, sizes, scale);                                                            \
+        tensor::forward<F>(qkv, o, lse, sizes, factor);                                                            \
     }
 
 #endif

@@ -27,7 +27,7 @@ struct GradKeyValue {
 template <class G>
 __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv, const typename G::H::Element* dout,
                                                const float* lse, const float* delta, typename G::H::Element* dqkv,
-                                               const Sizes<G::D, G::EXACT>& sizes, float scale) {
+                                               const Sizes<G::D, G::EXACT>& sizes, float factor, float scale) {
     typedef typename G::H H;
     typedef typename G::R R;
     typedef typename H::Element Element;
@@ -87,16 +87,23 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
 
     // A part of a tile. Queries behind the sequence's end are zeros, so whatever p and ds are for them, their
     // products are zeros.
-    auto part = [&](auto diagonal, Address queries, const float* statistics, int first_query) {
-        constexpr bool DIAGONAL = decltype(diagonal)::VALUE;
+    auto part = [&](Address queries, const float* statistics, int first_query) {
+        const bool diagonal = first_query < first_row + 15;
         float s[1][PART / 8][4], dp[1][PART / 8][4];
-        dots<H, D, PART / 8>(s[0], R::right(queries), PART / 16, left_k);
-        dots<H, D, PART / 8>(dp[0], R::right(queries + HALF), PART / 16, left_v);
         const int column = 2 * (lane & 3);
-        score_grads(
-            s[0], dp[0], scale, [&](int n, int e) { return statistics[8 * n + column + (e & 1)]; },
-            [&](int n, int e) { return statistics[QUERIES + 8 * n + column + (e & 1)]; },
-            [&](int n, int e) { return DIAGONAL && first_query + 8 * n + column + (e & 1) < row + 8 * (e >> 1); });
+        fill<PART / 8>(s[0], 0.0f);
+        dots<H, D, PART / 8>(s[0], R::right(queries), PART / 16, left_k);
+#pragma unroll
+        for (int n = 0; n < PART / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                dp[0][n][e] = contract::negate(statistics[QUERIES + 8 * n + column + (e & 1)]);
+        dots<H, D, PART / 8>(dp[0], R::right(queries + HALF), PART / 16, left_v);
+        probabilities(s[0], contract::negate(factor),
+                      [&](int n, int e) { return statistics[8 * n + column + (e & 1)]; });
+        score_grads(dp[0], s[0]);
+        const int ahead = row - first_query - column;
+        if (diagonal) hide_pairs(s[0], dp[0], [&](int n, int e) { return ahead + 8 * (e >> 1) > 8 * n + (e & 1); });
         chains<H, D, C, PART / 8, 1>(dv, s, along<H, D>(queries + HALF), PART / 16, first_column);
         chains<H, D, C, PART / 8, 1>(dk, dp, along<H, D>(queries), PART / 16, first_column);
     };
@@ -113,10 +120,7 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
         for (int at = 0; at < QUERIES; at += PART) {
             const int first_query = query + at;
             if (first_row >= seq_len || first_query >= seq_len || first_query + PART <= first_row) continue;
-            if (first_query >= first_row + 15)
-                part(No{}, queries + at * R::BYTES, statistics + at, first_query);
-            else
-                part(Yes{}, queries + at * R::BYTES, statistics + at, first_query);
+            part(queries + at * R::BYTES, statistics + at, first_query);
         }
         if (G::STAGES == 1) {
             __syncthreads();
@@ -128,7 +132,7 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
     for (int h = 0; h < 2; h++) {
         if (row + 8 * h >= seq_len) continue;
         Element* const to = dqkv + (sequence + row + 8 * h) * columns;
-        store_row<H, C, G::EXACT>(to + key_column, dk[0], h, 1.0f, first_column, d);
+        store_row<H, C, G::EXACT>(to + key_column, dk[0], h, scale, first_column, d);
         store_row<H, C, G::EXACT>(to + value_column, dv[0], h, 1.0f, first_column, d);
     }
 }
@@ -139,10 +143,10 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                              \
         NAME(const tensor::H::Element* qkv, const tensor::H::Element* dout, const float* lse, const float* delta, \
              tensor::H::Element* dqkv, unsigned seq_len, unsigned n_heads, unsigned n_kv_heads,                   \
-             unsigned head_dim, float scale) {                                                                    \
+             unsigned head_dim, float factor, float scale) {                                                                    \
         typedef tensor::GradKeyValue<tensor::H, D, C, WARPS, QUERIES, STAGES, EXACT> G;                           \
         const tensor::Sizes<D, EXACT> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};       \
-        tensor::grad_key_value<G>(qkv, dout, lse, delta, dqkv, sizes, scale);                                     \
+        tensor::grad_key_value<G>(qkv, dout, lse, delta, dqkv, sizes, factor, scale);                                     \
     }
 
 #endif

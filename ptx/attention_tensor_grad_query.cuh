@@ -24,7 +24,7 @@ struct GradQuery {
 template <class G>
 __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, const typename G::H::Element* dout,
                                            const float* lse, const float* delta, typename G::H::Element* dqkv,
-                                           const Sizes<G::D, G::EXACT>& sizes, float scale) {
+                                           const Sizes<G::D, G::EXACT>& sizes, float factor, float scale) {
     typedef typename G::H H;
     typedef typename G::R R;
     typedef typename H::Element Element;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, co
         row_delta[h] = row + 8 * h < seq_len ? delta[at] : 0.0f;
     }
     const Address own_q = R::left(address_of(queries) + 16 * warp * R::BYTES), own_do = own_q + OWN;
-    unsigned held_q[G::HELD ? R::STEPS : 1][4], held_do[G::HELD ? R::STEPS : 1][4];
+    unsigned held_q[G::HELD ? R::STEPS : 1][4] = {}, held_do[G::HELD ? R::STEPS : 1][4] = {};
     auto left_q = [&](int k, unsigned(&a)[4]) {
         if constexpr (G::HELD) {
 #pragma unroll
@@ -95,18 +95,21 @@ __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, co
         for (int e = 0; e < 4; e++) dq[0][n][e] = 0.0f;
 
     // A part of a tile; on the diagonal only its first `groups` groups of 16 keys.
-    auto part = [&](auto diagonal, Address keys, int first_key) {
-        constexpr bool DIAGONAL = decltype(diagonal)::VALUE;
-        const int groups = DIAGONAL ? (first_row - first_key) / 16 + 1 : PART / 16;
+    auto part = [&](Address keys, int first_key) {
+        const bool diagonal = first_key + PART > first_row;
+        const int groups = diagonal ? (first_row - first_key) / 16 + 1 : PART / 16;
         float s[1][PART / 8][4], dp[1][PART / 8][4];
-        dots<H, D, PART / 8>(s[0], R::right(keys), groups, left_q);
-        dots<H, D, PART / 8>(dp[0], R::right(keys + STAGE / 2), groups, left_do);
-        score_grads(
-            s[0], dp[0], scale, [&](int, int e) { return row_lse[e >> 1]; },
-            [&](int, int e) { return row_delta[e >> 1]; },
-            [&](int n, int e) {
-                return DIAGONAL && first_key + 8 * n + 2 * (lane & 3) + (e & 1) > row + 8 * (e >> 1);
-            });
+        fill<PART / 8>(s[0], 0.0f);
+        dots<H, D, PART / 8>(s[0], R::right(keys), PART / 16, left_q);
+#pragma unroll
+        for (int n = 0; n < PART / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dp[0][n][e] = contract::negate(row_delta[e >> 1]);
+        dots<H, D, PART / 8>(dp[0], R::right(keys + STAGE / 2), PART / 16, left_do);
+        probabilities(s[0], contract::negate(factor), [&](int, int e) { return row_lse[e >> 1]; });
+        score_grads(dp[0], s[0]);
+        const int ahead = first_key + 2 * (lane & 3) - row;
+        if (diagonal) hide_pairs(s[0], dp[0], [&](int n, int e) { return ahead + 8 * n + (e & 1) > 8 * (e >> 1); });
         chains<H, D, D, PART / 8, 1>(dq, dp, along<H, D>(keys), groups, 0);
     };
     for (int tile = 0; tile < tiles; tile++) {
@@ -129,17 +132,14 @@ __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, co
 #pragma unroll 1
         for (int at = 0; at < G::KEYS; at += PART) {
             const int first_key = tile * G::KEYS + at;
-            if (first_key + PART <= first_row)
-                part(No{}, keys + at * R::BYTES, first_key);
-            else if (first_key <= first_row)
-                part(Yes{}, keys + at * R::BYTES, first_key);
+            if (first_key <= first_row) part(keys + at * R::BYTES, first_key);
         }
     }
 
 #pragma unroll
     for (int h = 0; h < 2; h++)
         if (row + 8 * h < seq_len)
-            store_row<H, D, G::EXACT>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * d, dq[0], h, 1.0f, 0,
+            store_row<H, D, G::EXACT>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * d, dq[0], h, scale, 0,
                                       d);
 }
 
@@ -149,10 +149,10 @@ __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, co
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                              \
         NAME(const tensor::H::Element* qkv, const tensor::H::Element* dout, const float* lse, const float* delta, \
              tensor::H::Element* dqkv, unsigned seq_len, unsigned n_heads, unsigned n_kv_heads,                   \
-             unsigned head_dim, float scale) {                                                                    \
+             unsigned head_dim, float factor, float scale) {                                                                    \
         typedef tensor::GradQuery<tensor::H, D, WARPS, KEYS, HELD, EXACT> G;                                      \
         const tensor::Sizes<D, EXACT> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};       \
-        tensor::grad_query<G>(qkv, dout, lse, delta, dqkv, sizes, scale);                                         \
+        tensor::grad_query<G>(qkv, dout, lse, delta, dqkv, sizes, factor, scale);                                         \
     }
 
 #endif

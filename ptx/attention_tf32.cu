@@ -2,8 +2,8 @@
 #include "attention_tensor_forward.cuh"
 
 ATTENTION(attention_tf32_d32, Tf32, 32, 1, 4, 2, true, true, 3)
-ATTENTION(attention_tf32_d64, Tf32, 64, 1, 8, 2, true, true, 1)
-ATTENTION(attention_tf32_d128, Tf32, 128, 1, 8, 2, true, true, 1)
+ATTENTION(attention_tf32_d64, Tf32, 64, 2, 4, 2, false, true, 2)
+ATTENTION(attention_tf32_d128, Tf32, 128, 2, 4, 2, false, true, 1)
 // Fewer rows a block, so that a small call has blocks for every multiprocessor.
 ATTENTION(attention_tf32_d64_small, Tf32, 64, 1, 4, 2, true, true, 2)
 ATTENTION(attention_tf32_d128_small, Tf32, 128, 1, 4, 2, true, true, 1)

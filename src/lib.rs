@@ -22,3 +22,7 @@ pub mod plan;
 pub mod program;
 pub mod report;
 pub mod shape;
+
+// A backend that fails on purpose is written once, for the suites outside and for tests in here.
+#[cfg(test)]
+extern crate self as bitstep;

@@ -6,11 +6,11 @@ use std::path::Path;
 use bitstep::cuda::call::{Arg, DeviceShape, KernelLaunch};
 use bitstep::cuda::issue::launches;
 use bitstep::cuda::module::stem_of;
-use bitstep::cuda::pairs;
 use bitstep::cuda::precision::has_kernels;
 use bitstep::cuda::probe::{Instruction, plan};
 use bitstep::cuda::probe_cases::{Category, Tiles};
 use bitstep::cuda::ptx::PTX;
+use bitstep::cuda::together::groups;
 use bitstep::layout::PlacedCall;
 use bitstep::model::decoder::Decoder;
 use bitstep::model::mamba::{Mamba, Windows};
@@ -25,6 +25,7 @@ use serde_json::Value;
 const DEVICE: DeviceShape = DeviceShape {
     multiprocessors: 132,
     shared_bytes_per_block: 232_448,
+    warpgroups: true,
 };
 
 fn folder() -> &'static Path {
@@ -36,14 +37,16 @@ fn index() -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// The matrix instructions that make the contract's step, besides the widths of wgmma.
-const CONTRACT_STEPS: [&str; 6] = [
+/// The matrix instructions that make the contract's step, in the widths that kernels use.
+const CONTRACT_STEPS: [&str; 8] = [
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16",
     "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32",
+    "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16",
+    "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16",
 ];
 
 /// What orders wgmma and computes nothing.
@@ -245,17 +248,24 @@ fn assert_signature(launch: &KernelLaunch, index: &Value) {
 #[test]
 fn every_launch_has_the_signature_of_its_kernel() {
     let index = index();
-    let (mut reached, mut paired) = (BTreeSet::new(), BTreeSet::new());
+    let (mut reached, mut together) = (BTreeSet::new(), BTreeSet::new());
     for plan in plans() {
         for (_, calls) in plan.programs().iter() {
             let calls = plan.layout.place(calls);
-            for launch in pairs::launches(&calls, &DEVICE).into_iter().flatten() {
-                assert_signature(&launch, &index);
-                paired.insert(launch.entry);
+            for group in groups(&calls, &DEVICE).into_iter().flatten() {
+                for launch in &group.launches.launches {
+                    assert_signature(launch, &index);
+                    together.insert(launch.entry);
+                }
             }
             let served = |call: &PlacedCall| has_kernels(&call.call.op).is_ok();
             for call in calls.into_iter().filter(served) {
-                for launch in launches(&call.call.op, &call, &DEVICE).launches {
+                let older = DeviceShape {
+                    warpgroups: false,
+                    ..DEVICE
+                };
+                let both = [DEVICE, older].map(|device| launches(&call.call.op, &call, &device));
+                for launch in both.into_iter().flat_map(|both| both.launches) {
                     assert_signature(&launch, &index);
                     assert_storage(launch.entry, &call.call.op);
                     reached.insert(launch.entry);
@@ -268,7 +278,7 @@ fn every_launch_has_the_signature_of_its_kernel() {
         "only {} kernels were reached",
         reached.len()
     );
-    assert!(paired.len() >= 3, "only {paired:?} were reached");
+    assert!(together.len() >= 4, "only {together:?} were reached");
 }
 
 /// The kernel is one for the storage of the op's precision. One that only clears a sum serves all, and products

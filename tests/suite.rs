@@ -2,6 +2,7 @@
 
 mod cli;
 mod engine;
+mod fuzz;
 mod gpu;
 mod ops;
 mod programs;

@@ -35,7 +35,7 @@ impl Eval {
         if let Some(folder) = &self.model {
             replace_model(&mut recipe, folder)?;
         }
-        if !sets_data_aside(&recipe) {
+        if !recipe.sets_data_aside() {
             let recipe = self.recipe.recipe.display().to_string();
             return Err(RunError::NoValidation { recipe }.into());
         }
@@ -60,17 +60,13 @@ fn replace_model(recipe: &mut Recipe, folder: &std::path::Path) -> Result<(), Co
     recipe.validate()
 }
 
-fn sets_data_aside(recipe: &Recipe) -> bool {
-    recipe.data.source == DataSource::Sums || recipe.data.validation > 0.0
-}
-
 /// Prints loss, perplexity and accuracy on the data set aside, and the score on the sums; nothing
 /// where a recipe sets nothing aside.
 ///
 /// # Errors
 /// Data that cannot be read; a device fault.
 pub fn print_scores<B: Backend>(run: &mut Run<B>) -> Result<(), Error> {
-    if !sets_data_aside(&run.recipe) {
+    if !run.recipe.sets_data_aside() {
         return Ok(());
     }
     let found = run.validate()?;

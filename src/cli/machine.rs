@@ -1,6 +1,7 @@
 //! What the machine is, as the operating system tells it; shown to people, decides nothing.
 
 use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The processor's model name.
 pub fn processor() -> String {
@@ -8,6 +9,12 @@ pub fn processor() -> String {
     let named = ["model name", "Model", "Processor"];
     let name = named.into_iter().find_map(|key| field(&text, key));
     name.unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH))
+}
+
+/// The time since the beginning of 1970, in seconds; zero where the clock stands before it.
+pub fn wall_s() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// How many threads this process may run at once.

@@ -24,10 +24,12 @@ mod parity;
 mod precision;
 mod progress;
 mod recipe_options;
+mod report;
 mod resume;
 mod roofline;
 mod signals;
 mod train;
+mod training;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -73,6 +75,8 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Measure the step of a recipe
     Bench(bench::Bench),
+    /// Draw runs as one page: losses, rates, norms, memory, and where two part
+    Report(report::Report),
 }
 
 /// Runs the command line; the returned code is the process's.
@@ -100,6 +104,7 @@ pub fn main() -> ExitCode {
         Command::Parity(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Bench(command) => command.run(start),
+        Command::Report(command) => command.run(),
     };
     let code = outcome.unwrap_or_else(|error| {
         output::note(format_args!("error: {error}"));

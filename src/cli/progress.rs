@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
 use super::output;
+use crate::engine::run::Validation;
 use crate::report::MetricsLine;
 
 /// Time between two lines where there is no terminal.
@@ -74,6 +75,18 @@ impl Progress {
                     ));
                 }
             }
+        }
+    }
+
+    /// Shows what the data set aside came to after so many steps.
+    pub fn evaluated(&self, taken: u64, found: &Validation) {
+        if let Progress::Bar(_) | Progress::Lines { .. } = self {
+            self.note(&format!(
+                "after {taken} steps: validation loss {:.4}, perplexity {:.4}, {:.1} % right",
+                found.loss(),
+                found.perplexity(),
+                100.0 * found.accuracy()
+            ));
         }
     }
 

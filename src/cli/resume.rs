@@ -4,14 +4,14 @@ use std::path::Path;
 
 use super::device::DeviceArguments;
 use super::form::FormArguments;
-use super::{memory, output};
+use super::{machine, memory, output};
 use crate::any_device::AnyDevice;
 use crate::engine::run::Run;
-use crate::error::Error;
+use crate::error::{Error, RunError};
 use crate::io::checkpoint::{
     CHECKPOINTS, LocalDisk, WhenDamaged, clear_unfinished, newest, set_aside,
 };
-use crate::report::{CheckpointWriter, MetricsWriter, RunFolder};
+use crate::report::{Begins, CheckpointWriter, Recorder, RunFacts, RunFolder, RunHistory};
 
 /// A run ready for its next step.
 pub struct Opened {
@@ -24,7 +24,7 @@ pub struct Opened {
 /// Where a run leaves what it comes to.
 pub struct Kept {
     pub folder: RunFolder,
-    pub metrics: MetricsWriter,
+    pub recorder: Recorder,
     pub checkpoints: CheckpointWriter,
 }
 
@@ -43,7 +43,8 @@ pub fn open(
     let found = newest(&root, when_damaged)?;
     let recipe = form.apply(recipe)?;
     let text = recipe.to_toml()?;
-    let (mut run, memory) = memory::open(recipe, &device.open()?)?;
+    let device = device.open()?;
+    let (mut run, memory) = memory::open(recipe, &device)?;
     run.resume(&found.checkpoint, &text)?;
     for (folder, reason) in &found.damaged {
         let aside = set_aside(&LocalDisk, &root, folder)?;
@@ -72,15 +73,30 @@ pub fn open(
             window.grains
         ));
     }
-    let metrics = folder.resume_metrics(state.step)?;
-    let checkpoints = CheckpointWriter::new(path, text, &run);
+    let begins = Begins {
+        taken: state.step,
+        wall_s: machine::wall_s(),
+    };
+    let facts = RunFacts::of(&run, &device);
+    let recorder = folder.go_on(&run.recipe, &facts, begins)?;
+    let checkpoints = CheckpointWriter::new(path, text, &run).with_best(best(path)?);
     Ok(Opened {
         run,
         memory,
         kept: Some(Kept {
             folder,
-            metrics,
+            recorder,
             checkpoints,
         }),
     })
+}
+
+/// The best evaluation that the run's metrics tell of.
+fn best(path: &Path) -> Result<Option<(u64, f64)>, Error> {
+    let history = match RunHistory::read(path) {
+        Err(RunError::NoSteps { .. }) => return Ok(None),
+        history => history?,
+    };
+    let best = history.best();
+    Ok(best.and_then(|(steps, found)| Some((steps, found.loss?))))
 }

@@ -3,7 +3,8 @@
 //! Scores, sums and the softmax are binary32; every product is a chain of tensor-core steps over operands
 //! that are rounded as they are read. Blocks and tiles are [`KEY_TILE`] rows from multiples of it on, so no
 //! step reaches over the end of one. The pairs of a tile that the mask forbids are part of its chains as
-//! zeros: a step that adds zeros alone leaves every sum but a negative zero as it is.
+//! zeros: a step that adds zeros alone leaves every sum but a negative zero as it is, and no sum is one.
+//! What stands for `lse` is [`softmax::row_statistic`].
 
 use rayon::prelude::*;
 
@@ -13,7 +14,7 @@ use super::context::CpuContext;
 use super::gemm::{Form, MatMut};
 use super::simd::{SimdPath, Task, dispatch};
 use super::tensor_gemm::{Elements, TensorGemm, TensorMat, TensorSum, tensor_gemm_alone};
-use crate::num;
+use crate::num::softmax::{self, NO_REFERENCE, score_factor, score_weight};
 use crate::num::tensor_step::Kind;
 use crate::op::Store;
 use crate::op::attention::{AttentionShape, KEY_TILE, score_scale};
@@ -101,10 +102,10 @@ impl Pass<'_> {
         }
     }
 
-    /// `square = queries · keysᵀ`, each a chain over the head.
-    fn dots(&self, queries: HeadRows, keys: HeadRows, square: &mut Square) {
+    /// `square = queries · keysᵀ`, each a chain over the head from what `sum` says.
+    fn dots(&self, (queries, keys): (HeadRows, HeadRows), sum: TensorSum, square: &mut Square) {
         (square.rows, square.cols) = (queries.rows, keys.rows);
-        let product = self.product(Form::Nt, queries.mat(), keys.mat(), TensorSum::Chain);
+        let product = self.product(Form::Nt, queries.mat(), keys.mat(), sum);
         let result = MatMut {
             data: &mut square.data,
             rows: queries.rows,
@@ -156,8 +157,7 @@ fn blocks(shape: &AttentionShape) -> Vec<[usize; 3]> {
         .collect()
 }
 
-/// The output and the log of each row's sum of exponentials, as [`super::attention::forward`], whose
-/// operands these are.
+/// The output and each row's statistic, as [`super::attention::forward`], whose operands these are.
 pub(super) fn forward(
     context: &CpuContext,
     (kind, shape): (Kind, &AttentionShape),
@@ -198,21 +198,18 @@ fn attend(
     let queries = pass.head(qkv, (columns, head), (sequence + start, rows));
     let mut square = Square::new();
     let mut sums = vec![0.0; rows * d];
-    let (mut maxima, mut totals) = ([f32::NEG_INFINITY; TILE], [[0.0_f32; SUMS]; TILE]);
+    let (mut references, mut totals) = ([NO_REFERENCE; TILE], [[0.0_f32; SUMS]; TILE]);
     for first in (0..start + rows).step_by(TILE) {
         let tile = (sequence + first, TILE.min(pass.shape.seq_len - first));
-        pass.dots(
-            queries,
-            pass.head(qkv, (columns, key_head), tile),
-            &mut square,
-        );
+        let keys = pass.head(qkv, (columns, key_head), tile);
+        pass.dots((queries, keys), TensorSum::Chain, &mut square);
         for row in 0..rows {
             let visible = (start + row + 1 - first).min(tile.1);
             let softmax = SoftmaxRow {
                 scores: &mut square.data[row * TILE..][..tile.1],
                 visible,
-                scale: score_scale(d),
-                max: &mut maxima[row],
+                factor: score_factor(d),
+                reference: &mut references[row],
                 totals: &mut totals[row],
                 sums: &mut sums[row * d..][..d],
             };
@@ -228,17 +225,17 @@ fn attend(
         for (out, sum) in out.iter_mut().zip(&sums[row * d..]) {
             *out = sum * factor;
         }
-        lse[row * heads.n_heads + head] = maxima[row] + num::log(total);
+        lse[row * heads.n_heads + head] = softmax::row_statistic(references[row], total);
     }
 }
 
-/// Takes a tile of keys into the softmax of one query: the first `visible` dot products become
-/// probabilities relative to the new maximum, the others zeros, and the sums are rescaled.
+/// Takes a tile of keys into the softmax of one query: the first `visible` dot products become weights beside
+/// the row's reference, the others zeros; if the reference has to rise, the sums are rescaled before.
 struct SoftmaxRow<'a> {
     scores: &'a mut [f32],
     visible: usize,
-    scale: f32,
-    max: &'a mut f32,
+    factor: f32,
+    reference: &'a mut f32,
     totals: &'a mut [f32; SUMS],
     sums: &'a mut [f32],
 }
@@ -250,24 +247,25 @@ impl Task for SoftmaxRow<'_> {
     fn run(self) {
         let (scores, hidden) = self.scores.split_at_mut(self.visible);
         hidden.fill(0.0);
-        let mut top = *self.max;
-        for score in scores.iter_mut() {
-            *score *= self.scale;
+        let (mut top, mut nans) = (f32::NEG_INFINITY, 0.0_f32);
+        for score in scores.iter() {
             top = if *score > top { *score } else { top };
-        }
-        let factor = num::exp(*self.max - top);
-        for score in scores.iter_mut() {
-            *score = num::exp(*score - top);
+            nans = if score.is_nan() { f32::NAN } else { nans };
         }
         let totals = self.totals;
-        totals.iter_mut().for_each(|total| *total *= factor);
+        if let Some(rescale) = softmax::raise(self.reference, top + nans, self.factor) {
+            for sum in totals.iter_mut().chain(self.sums.iter_mut()) {
+                *sum = sum.mul_add(rescale.factor, rescale.addend);
+            }
+        }
+        for score in scores.iter_mut() {
+            *score = score_weight(*score, self.factor, *self.reference);
+        }
         for eight in scores.chunks(2 * SUMS) {
             for (index, p) in eight.iter().enumerate() {
                 totals[index / 2] += p;
             }
         }
-        *self.max = top;
-        self.sums.iter_mut().for_each(|sum| *sum *= factor);
     }
 }
 
@@ -346,20 +344,22 @@ impl Gradients<'_> {
         let dout = self
             .pass
             .head(self.inputs.dout, (heads.query_columns(), head), at);
-        self.pass
-            .dots(of(head, queries), of(key_head, keys), &mut pairs.p);
-        let values = of(key_head + heads.n_kv_heads, keys);
-        self.pass.dots(dout, values, &mut pairs.ds);
+        let rows = (of(head, queries), of(key_head, keys));
+        self.pass.dots(rows, TensorSum::Chain, &mut pairs.p);
+        let token_of = |row: usize| (sequence + queries.0 + row) * heads.n_heads + head;
         for row in 0..queries.1 {
-            let token = (sequence + queries.0 + row) * heads.n_heads + head;
+            pairs.ds.data[row * TILE..][..keys.1].fill(-self.inputs.delta[token_of(row)]);
+        }
+        let rows = (dout, of(key_head + heads.n_kv_heads, keys));
+        self.pass.dots(rows, TensorSum::Continue, &mut pairs.ds);
+        for row in 0..queries.1 {
             let visible = (queries.0 + row + 1).saturating_sub(keys.0).min(keys.1);
             let gradients = GradientRow {
                 p: &mut pairs.p.data[row * TILE..][..keys.1],
                 ds: &mut pairs.ds.data[row * TILE..][..keys.1],
                 visible,
-                scale: score_scale(heads.head_dim),
-                lse: self.inputs.lse[token],
-                delta: self.inputs.delta[token],
+                factor: score_factor(heads.head_dim),
+                statistic: self.inputs.lse[token_of(row)],
             };
             dispatch(self.pass.path, gradients);
         }
@@ -380,7 +380,7 @@ impl Gradients<'_> {
                 .head(self.inputs.qkv, (heads.columns(), key_head), place);
             self.pass.add(Form::Nn, &pairs.ds, keys, &mut sums);
         }
-        self.store(&sums, head, out);
+        self.store(&sums, (head, score_scale(heads.head_dim)), out);
     }
 
     /// `dk` and `dv` of one key head of a block of keys.
@@ -404,30 +404,31 @@ impl Gradients<'_> {
             }
         }
         let key_head = heads.n_heads + kv_head;
-        self.store(&dk, key_head, out);
-        self.store(&dv, key_head + heads.n_kv_heads, out);
+        self.store(&dk, (key_head, score_scale(heads.head_dim)), out);
+        self.store(&dv, (key_head + heads.n_kv_heads, 1.0), out);
     }
 
-    /// Writes a head's finished sums to the block's rows of `dqkv`.
-    fn store(&self, sums: &[f32], head: usize, out: &mut [f32]) {
+    /// Writes a head's finished sums, times a factor, to the block's rows of `dqkv`.
+    fn store(&self, sums: &[f32], (head, factor): (usize, f32), out: &mut [f32]) {
         let heads = &self.pass.shape.heads;
         let d = heads.head_dim;
         let rows = out.chunks_exact_mut(heads.columns());
         for (out, sums) in rows.zip(sums.chunks_exact(d)) {
-            out[head * d..][..d].copy_from_slice(sums);
+            for (out, sum) in out[head * d..][..d].iter_mut().zip(sums) {
+                *out = sum * factor;
+            }
         }
     }
 }
 
-/// One query's pairs: `p = exp(p · scale - lse)` and `ds = (p · (ds - delta)) · scale` for the first
+/// One query's pairs: `p` from dot products and `ds = p · dp`, where `dp` has begun at `-delta`, for the first
 /// `visible` keys, zeros for the others.
 struct GradientRow<'a> {
     p: &'a mut [f32],
     ds: &'a mut [f32],
     visible: usize,
-    scale: f32,
-    lse: f32,
-    delta: f32,
+    factor: f32,
+    statistic: f32,
 }
 
 impl Task for GradientRow<'_> {
@@ -440,10 +441,10 @@ impl Task for GradientRow<'_> {
         hidden_p.fill(0.0);
         hidden_ds.fill(0.0);
         for p in p.iter_mut() {
-            *p = num::exp(*p * self.scale - self.lse);
+            *p = score_weight(*p, self.factor, self.statistic);
         }
         for (p, ds) in p.iter().zip(ds) {
-            *ds = (p * (*ds - self.delta)) * self.scale;
+            *ds *= p;
         }
     }
 }

@@ -8,6 +8,7 @@ use super::attention_tensor;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rows::{by_vectors, entry};
 use crate::layout::{PlacedCall, Region};
+use crate::num::softmax::score_factor;
 use crate::op::attention::{
     Attention, AttentionDelta, AttentionGradKeyValue, AttentionGradQuery, AttentionShape, KEY_TILE,
     score_scale,
@@ -178,10 +179,14 @@ impl Pass {
             heads.head_dim,
         ];
         args.extend(sizes.map(|size| Arg::U32(size as u32)));
-        args.push(Arg::F32(score_scale(heads.head_dim)));
         if !math.is_f32() {
+            args.push(Arg::F32(score_factor(heads.head_dim)));
+            if self != Pass::Forward {
+                args.push(Arg::F32(score_scale(heads.head_dim)));
+            }
             return attention_tensor::launch(self, (shape, math), (wide, args), device);
         }
+        args.push(Arg::F32(score_scale(heads.head_dim)));
         args.push(Arg::U32(u32::from(wide)));
         let kernel = self.kernel(shape, wide, device);
         let blocks = shape.seq_len.div_ceil(kernel.rows);
@@ -275,6 +280,7 @@ mod tests {
     const DEVICE: DeviceShape = DeviceShape {
         multiprocessors: 132,
         shared_bytes_per_block: 232_448,
+        warpgroups: true,
     };
 
     fn shape(

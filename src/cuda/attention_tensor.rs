@@ -6,6 +6,7 @@
 //! heads of any size up to theirs, at any alignment. Bits do not depend on the choice.
 
 use super::attention::Pass;
+use super::attention_warpgroup;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use crate::op::attention::AttentionShape;
 use crate::shape::Math;
@@ -23,8 +24,17 @@ struct Kernel {
     /// The head's columns, and whether it must have exactly so many.
     columns: (usize, Fit),
     warps: [usize; 3],
+    /// Rows of a warp.
+    warp_rows: usize,
     /// Whether a call must have blocks of this size for the whole device, twice over.
     large: bool,
+}
+
+impl Kernel {
+    /// Rows of a block.
+    fn rows(&self, math: Math) -> usize {
+        self.warp_rows * self.warps[format(math)]
+    }
 }
 
 /// Which heads a kernel takes.
@@ -52,20 +62,23 @@ const fn kernel(entries: [&'static str; 3], columns: usize, fit: Fit, warps: [us
         entries,
         columns: (columns, fit),
         warps,
+        warp_rows: WARP_ROWS,
         large: false,
     }
 }
 
-const fn large(entries: [&'static str; 3], columns: usize, warps: [usize; 3]) -> Kernel {
+/// Of the queries of two steps a warp reads every key once.
+const fn large(entries: [&'static str; 3], columns: usize) -> Kernel {
     Kernel {
         large: true,
-        ..kernel(entries, columns, Fit::Exact, warps)
+        warp_rows: 2 * WARP_ROWS,
+        ..kernel(entries, columns, Fit::Exact, [4; 3])
     }
 }
 
 const FORWARD: &[Kernel] = &[
-    large(entries!("attention", "d64"), 64, [8; 3]),
-    large(entries!("attention", "d128"), 128, [8; 3]),
+    large(entries!("attention", "d64"), 64),
+    large(entries!("attention", "d128"), 128),
     kernel(entries!("attention", "d32"), 32, Fit::Exact, [4; 3]),
     kernel(entries!("attention", "d64_small"), 64, Fit::Exact, [4; 3]),
     kernel(entries!("attention", "d128_small"), 128, Fit::Exact, [4; 3]),
@@ -74,88 +87,22 @@ const FORWARD: &[Kernel] = &[
     kernel(entries!("attention", "any256"), 256, Fit::UpTo, [4; 3]),
 ];
 
-/// In tf32 own rows and two stages leave no room for more than 64 rows.
-const GRAD_QUERY: &[Kernel] = &[
-    large(entries!("attention_grad_query", "d64"), 64, [8, 8, 4]),
-    large(entries!("attention_grad_query", "d128"), 128, [8, 8, 4]),
-    kernel(
-        entries!("attention_grad_query", "d32"),
-        32,
-        Fit::Exact,
-        [4; 3],
-    ),
-    kernel(GRAD_QUERY_SMALL_64, 64, Fit::Exact, [4; 3]),
-    kernel(GRAD_QUERY_SMALL_128, 128, Fit::Exact, [4; 3]),
-    kernel(
-        entries!("attention_grad_query", "any64"),
-        64,
-        Fit::UpTo,
-        [4; 3],
-    ),
-    kernel(
-        entries!("attention_grad_query", "any128"),
-        128,
-        Fit::UpTo,
-        [4; 3],
-    ),
-    kernel(
-        entries!("attention_grad_query", "any256"),
-        256,
-        Fit::UpTo,
-        [4, 4, 2],
-    ),
-];
+/// The kernels of a backward pass, all of 16 rows a warp; own rows of 256 columns leave tf32 room for two warps.
+macro_rules! backward {
+    ($pass:literal) => {
+        &[
+            kernel(entries!($pass, "d32"), 32, Fit::Exact, [4; 3]),
+            kernel(entries!($pass, "d64"), 64, Fit::Exact, [4; 3]),
+            kernel(entries!($pass, "d128"), 128, Fit::Exact, [4; 3]),
+            kernel(entries!($pass, "any64"), 64, Fit::UpTo, [4; 3]),
+            kernel(entries!($pass, "any128"), 128, Fit::UpTo, [4; 3]),
+            kernel(entries!($pass, "any256"), 256, Fit::UpTo, [4, 4, 2]),
+        ]
+    };
+}
 
-const GRAD_QUERY_SMALL_64: [&str; 3] = [
-    "attention_grad_query_bf16_d64_small",
-    "attention_grad_query_f16_d64_small",
-    "attention_grad_query_tf32_d64",
-];
-
-const GRAD_QUERY_SMALL_128: [&str; 3] = [
-    "attention_grad_query_bf16_d128_small",
-    "attention_grad_query_f16_d128_small",
-    "attention_grad_query_tf32_d128",
-];
-
-const GRAD_KEY_VALUE: &[Kernel] = &[
-    kernel(
-        entries!("attention_grad_key_value", "d32"),
-        32,
-        Fit::Exact,
-        [4; 3],
-    ),
-    kernel(
-        entries!("attention_grad_key_value", "d64"),
-        64,
-        Fit::Exact,
-        [4; 3],
-    ),
-    kernel(
-        entries!("attention_grad_key_value", "d128"),
-        128,
-        Fit::Exact,
-        [4; 3],
-    ),
-    kernel(
-        entries!("attention_grad_key_value", "any64"),
-        64,
-        Fit::UpTo,
-        [4; 3],
-    ),
-    kernel(
-        entries!("attention_grad_key_value", "any128"),
-        128,
-        Fit::UpTo,
-        [4; 3],
-    ),
-    kernel(
-        entries!("attention_grad_key_value", "any256"),
-        256,
-        Fit::UpTo,
-        [4, 4, 2],
-    ),
-];
+const GRAD_QUERY: &[Kernel] = backward!("attention_grad_query");
+const GRAD_KEY_VALUE: &[Kernel] = backward!("attention_grad_key_value");
 
 fn kernels(pass: Pass) -> &'static [Kernel] {
     match pass {
@@ -165,19 +112,30 @@ fn kernels(pass: Pass) -> &'static [Kernel] {
     }
 }
 
+/// Rows of the others in a stage of a kernel's shared memory.
+fn stage_rows(pass: Pass, columns: usize, math: Math) -> usize {
+    match (pass, columns, math) {
+        (Pass::Forward, ..) => 64,
+        (Pass::GradKeyValue, 128, Math::Tf32) | (_, 256, _) => 32,
+        _ => 64,
+    }
+}
+
 /// Dynamic shared memory of a block, laid out as the kernels say.
 fn shared_bytes(pass: Pass, kernel: &Kernel, math: Math) -> usize {
-    let columns = kernel.columns.0;
+    let (columns, fit) = kernel.columns;
     let row = columns * math.storage().size();
-    let own = WARP_ROWS * kernel.warps[format(math)] * row;
-    let bytes = match (pass, columns) {
+    let own = kernel.rows(math) * row;
+    let exact = if fit == Fit::Exact { math } else { Math::F16 };
+    let rows = stage_rows(pass, columns, exact);
+    let bytes = match pass {
         // One stage, and the queries beside it.
-        (Pass::Forward, 256) => own + 2 * 64 * row,
-        (Pass::Forward, _) => 2 * 2 * 64 * row,
-        (Pass::GradQuery, 256) => 2 * own + 2 * 2 * 32 * row,
-        (Pass::GradQuery, _) => 2 * own + 2 * 2 * 64 * row,
-        (Pass::GradKeyValue, 256) => 2 * own + 2 * (2 * 32 * row + 8 * 32),
-        (Pass::GradKeyValue, _) => 2 * own + 2 * (2 * 64 * row + 8 * 64),
+        Pass::Forward if columns == 256 => own + 2 * rows * row,
+        // Queries that stay in registers come through the second stage.
+        Pass::Forward if kernel.warp_rows == WARP_ROWS => 2 * 2 * rows * row,
+        Pass::Forward => own + 2 * 2 * rows * row,
+        Pass::GradQuery => 2 * own + 2 * 2 * rows * row,
+        Pass::GradKeyValue => 2 * own + 2 * (2 * rows * row + 8 * rows),
     };
     bytes + ALIGNMENT
 }
@@ -200,7 +158,7 @@ fn find(
 ) -> Option<&'static Kernel> {
     let head_dim = shape.heads.head_dim;
     let serves = |kernel: &&Kernel| {
-        let rows = WARP_ROWS * kernel.warps[format(math)];
+        let rows = kernel.rows(math);
         let blocks = pass.sequences(shape) * shape.seq_len.div_ceil(rows);
         let filled = shape.seq_len >= rows && blocks >= 2 * device.multiprocessors as usize;
         let fits = match kernel.columns {
@@ -220,11 +178,14 @@ pub(super) fn launch(
     (wide, args): (bool, Vec<Arg>),
     device: &DeviceShape,
 ) -> CallLaunches {
+    if wide && let Some(launch) = attention_warpgroup::launch(pass, (shape, math), &args, device) {
+        return launch.into();
+    }
     let Some(kernel) = find(pass, (shape, math), wide, device) else {
         return CallLaunches::default();
     };
     let warps = kernel.warps[format(math)];
-    let blocks = shape.seq_len.div_ceil(WARP_ROWS * warps);
+    let blocks = shape.seq_len.div_ceil(kernel.rows(math));
     let grid = [pass.sequences(shape), blocks, slices(pass, kernel)];
     let launch = KernelLaunch {
         entry: kernel.entries[format(math)],
@@ -254,6 +215,7 @@ mod tests {
     const DEVICE: DeviceShape = DeviceShape {
         multiprocessors: 132,
         shared_bytes_per_block: 232_448,
+        warpgroups: true,
     };
     const PASSES: [Pass; 3] = [Pass::Forward, Pass::GradQuery, Pass::GradKeyValue];
     const FORMATS: [Math; 3] = [Math::Bf16, Math::F16, Math::Tf32];

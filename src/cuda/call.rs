@@ -50,6 +50,14 @@ pub struct CallLaunches {
     pub zeroed_bytes: usize,
 }
 
+impl CallLaunches {
+    /// The launches as the manifest's execution section lists them.
+    pub fn describe(&self) -> String {
+        let texts: Vec<String> = self.launches.iter().map(KernelLaunch::describe).collect();
+        texts.join(" + ")
+    }
+}
+
 /// One launch without a workspace.
 impl From<KernelLaunch> for CallLaunches {
     fn from(launch: KernelLaunch) -> Self {
@@ -67,4 +75,6 @@ pub struct DeviceShape {
     pub multiprocessors: u32,
     /// The most dynamic shared memory a block may ask for.
     pub shared_bytes_per_block: u32,
+    /// Whether it has the instructions of Hopper's warpgroups, which no other architecture takes.
+    pub warpgroups: bool,
 }

@@ -333,6 +333,7 @@ mod tests {
     const H200: DeviceShape = DeviceShape {
         multiprocessors: 132,
         shared_bytes_per_block: 232_448,
+        warpgroups: true,
     };
 
     /// A call whose operands follow each other from `start` on.

@@ -9,6 +9,7 @@ use crate::shape::Math;
 const H200: DeviceShape = DeviceShape {
     multiprocessors: 132,
     shared_bytes_per_block: 232_448,
+    warpgroups: true,
 };
 
 const KINDS: [Math; 3] = [Math::Tf32, Math::Bf16, Math::F16];

@@ -215,6 +215,7 @@ mod tests {
     const H200: DeviceShape = DeviceShape {
         multiprocessors: 132,
         shared_bytes_per_block: 232_448,
+        warpgroups: true,
     };
 
     #[test]

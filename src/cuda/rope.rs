@@ -203,6 +203,7 @@ mod tests {
         let device = DeviceShape {
             multiprocessors: 132,
             shared_bytes_per_block: 232_448,
+            warpgroups: true,
         };
         assert_eq!(held_tokens(24 * 64 * 8, 32, &device), 9);
         assert_eq!(held_tokens(2 * 8 * 8, 32, &device), 32);

@@ -1,5 +1,6 @@
 //! From text to tokens and back.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use crate::error::DataError;
@@ -36,14 +37,16 @@ impl Tokenizer {
             path: path.clone(),
             source,
         })?;
-        let refused = |error: tokenizers::Error| DataError::TokenizerFile {
-            path: path.clone(),
-            text: error.to_string(),
+        let read = || {
+            let mut tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
+            tokenizer.with_truncation(None)?;
+            tokenizer.with_padding(None);
+            Ok(tokenizer)
         };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(refused)?;
-        tokenizer.with_truncation(None).map_err(refused)?;
-        tokenizer.with_padding(None);
-        Ok(Tokenizer::HuggingFace(Box::new(tokenizer)))
+        match caught(read) {
+            Ok(tokenizer) => Ok(Tokenizer::HuggingFace(Box::new(tokenizer))),
+            Err(text) => Err(DataError::TokenizerFile { path, text }),
+        }
     }
 
     /// The tokens of `text`, without the special tokens that a template would put around it.
@@ -54,7 +57,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Tokenizer::HuggingFace(tokenizer) => {
-                let encoding = tokenizer.encode_fast(text, false).map_err(failed)?;
+                let encoding = caught(|| tokenizer.encode_fast(text, false)).map_err(failed)?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
@@ -94,7 +97,9 @@ impl Tokenizer {
                 let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Tokenizer::HuggingFace(tokenizer) => tokenizer.decode(tokens, false).map_err(failed),
+            Tokenizer::HuggingFace(tokenizer) => {
+                caught(|| tokenizer.decode(tokens, false)).map_err(failed)
+            }
         }
     }
 
@@ -111,9 +116,21 @@ impl Tokenizer {
     }
 }
 
-fn failed(error: tokenizers::Error) -> DataError {
-    DataError::Tokenizer {
-        text: error.to_string(),
+fn failed(text: String) -> DataError {
+    DataError::Tokenizer { text }
+}
+
+/// What the library says, or why it failed. On some files it panics where an error belongs, which must
+/// not end a run; whatever it was working on is dropped.
+fn caught<T>(act: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(act)) {
+        Ok(outcome) => outcome.map_err(|error| error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            let text = text.unwrap_or("no reason given");
+            Err(format!("the tokenizers library panicked: {text}"))
+        }
     }
 }
 
@@ -199,6 +216,22 @@ mod tests {
                 }
                 other => panic!("{text}: {other:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn a_file_on_which_the_library_panics_is_refused_by_name() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = TWO_WORDS.replace(r#""decoder": null"#, r#""decoder": x"#);
+        std::fs::write(file.path(), text).unwrap();
+        match Tokenizer::load(file.path().to_str().unwrap()) {
+            Err(DataError::TokenizerFile { text, .. }) => {
+                assert!(
+                    text.starts_with("the tokenizers library panicked: "),
+                    "{text}"
+                );
+            }
+            other => panic!("{other:?}"),
         }
     }
 

@@ -6,6 +6,9 @@ pub mod architecture {}
 #[doc = include_str!("checkpoints.md")]
 pub mod checkpoints {}
 
+#[doc = include_str!("ci.md")]
+pub mod ci {}
+
 #[doc = include_str!("contract.md")]
 pub mod contract {}
 
@@ -17,6 +20,12 @@ pub mod goldens {}
 
 #[doc = include_str!("recipes.md")]
 pub mod recipes {}
+
+#[doc = include_str!("reports.md")]
+pub mod reports {}
+
+#[doc = include_str!("faults.md")]
+pub mod faults {}
 
 #[doc = include_str!("pitfalls.md")]
 pub mod pitfalls {}

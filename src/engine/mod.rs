@@ -7,6 +7,7 @@ pub mod backbone;
 pub mod checkpoint;
 mod checkpoint_window;
 pub mod generate;
+mod grad_squares;
 pub mod guard;
 pub mod halves;
 pub mod hyper;

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use super::hyper::Hyper;
 use super::init::{Adapted, Adapters, FreshInit};
+use super::recurrent::Start;
 use super::schedule::{Schedule, ScheduleKind};
 use super::session::LoadError;
 use super::step::{Observe, StepReport};
 use super::trainer::Trainer;
 use crate::backend::Backend;
-use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat};
+use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat, WindowOrder};
 use crate::error::{CheckpointError, ConfigError, Error, Expected, Found};
 use crate::io::model_folder::ModelFolder;
 use crate::io::nf4_folder::companions;
@@ -24,6 +25,8 @@ pub struct Run<B: Backend> {
     pub trainer: Trainer<B>,
     pub loader: DataLoader,
     pub schedule: Schedule,
+    /// How the sequences of the next step begin, once it was said to the session.
+    start: Option<Start>,
 }
 
 impl<B: Backend> Run<B> {
@@ -66,6 +69,7 @@ impl<B: Backend> Run<B> {
             trainer,
             loader,
             schedule,
+            start: None,
         })
     }
 
@@ -112,8 +116,28 @@ impl<B: Backend> Run<B> {
     pub fn step(&mut self, observer: Option<&mut dyn Observe<B>>) -> Result<StepReport, Error> {
         let step = self.trainer.session().progress().taken;
         let batch = self.loader.batch_at(step)?;
+        self.start_as(match self.loader.goes_on(step) {
+            true => Start::Carried,
+            false => Start::Fresh,
+        })?;
         self.trainer.set_lr(self.schedule.lr(step));
         Ok(self.trainer.step_observed(&batch, observer)?)
+    }
+
+    /// Says how the sequences begin, where there is a state to carry and it was not said already.
+    fn start_as(&mut self, start: Start) -> Result<(), Error> {
+        let plan = self.trainer.session().plan();
+        if plan.inputs.carried.is_some() && self.start != Some(start) {
+            let starts = vec![start; plan.config.batch];
+            self.trainer.session_mut().set_starts(&starts)?;
+            self.start = Some(start);
+        }
+        Ok(())
+    }
+
+    /// Forgets what was said to the session, whose bytes have been overwritten.
+    pub(super) fn forget_start(&mut self) {
+        self.start = None;
     }
 
     /// The next pass of the next step, where `data.micro_batch` splits steps; the report of the step when it was the
@@ -133,11 +157,57 @@ impl<B: Backend> Run<B> {
     /// # Errors
     /// A recipe that sets nothing aside; data that cannot be read; a device fault.
     pub fn validate(&mut self) -> Result<Validation, Error> {
+        self.validate_first(u64::MAX)
+    }
+
+    /// Loss and hits over the first `most` batches of the validation split.
+    ///
+    /// # Errors
+    /// As [`Run::validate`].
+    pub fn validate_first(&mut self, most: u64) -> Result<Validation, Error> {
         let data = &self.recipe.data;
-        let mut batches = self.loader.validation_batches(data.batch, data.seq_len)?;
+        let (batch, seq_len) = (data.batch, data.seq_len);
+        // Each window of validation is a sequence of its own.
+        self.start_as(Start::Fresh)?;
+        let batches = self.loader.validation_batches(batch, seq_len)?;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut found = Validation::default();
-        batches.try_for_each(|batch| found.add(&mut self.trainer, &batch?))?;
+        for batch in batches.take(most) {
+            found.add(&mut self.trainer, &batch?)?;
+        }
         Ok(found)
+    }
+
+    /// Loss and hits on the data set aside, where the recipe asks for them after this step:
+    /// `evaluation.every` and the last step. Training goes on with the bits it would have had.
+    ///
+    /// # Errors
+    /// As [`Run::validate`].
+    pub fn validation_after(&mut self, report: &StepReport) -> Result<Option<Validation>, Error> {
+        let section = &self.recipe.evaluation;
+        let taken = report.step + 1;
+        let last = taken == self.recipe.steps;
+        match section.every {
+            Some(every) if last || taken.is_multiple_of(every) => {
+                let most = section.batches.unwrap_or(u64::MAX);
+                Ok(Some(self.validate_first(most)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The sum of squares of each parameter's gradient in the step just taken, where the recipe asks
+    /// for it: `metrics.group_norms_every`.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn grad_squares_after(&mut self, report: &StepReport) -> Result<Option<Vec<f64>>, Error> {
+        match self.recipe.metrics.group_norms_every {
+            Some(every) if (report.step + 1).is_multiple_of(every) => {
+                Ok(Some(self.trainer.session_mut().grad_squares()?))
+            }
+            _ => Ok(None),
+        }
     }
 }
 
@@ -218,7 +288,11 @@ pub fn backbone_plan_of(recipe: &Recipe) -> Result<Plan, Error> {
 /// A model folder whose configuration cannot be used; adapters beside a family that has none.
 pub fn model_of(recipe: &Recipe) -> Result<Box<dyn Model>, ConfigError> {
     let config = recipe.model_config()?;
-    config.adapted(recipe.lora.config(), recipe.file())
+    let adapted = config.adapted(recipe.lora.config(), recipe.file())?;
+    match recipe.data.windows {
+        WindowOrder::Shuffled => Ok(adapted),
+        WindowOrder::Consecutive => config.over_consecutive_windows(recipe.file()),
+    }
 }
 
 fn plan_config(recipe: &Recipe) -> PlanConfig {
@@ -273,6 +347,7 @@ pub fn data_config(recipe: &Recipe) -> Result<DataConfig, ConfigError> {
         seq_len: data.seq_len,
         seed: recipe.seed,
         vocab_size: recipe.model_config()?.vocab_size(),
+        order: data.windows,
     })
 }
 

@@ -20,6 +20,23 @@ pub enum RunError {
         #[source]
         source: std::io::Error,
     },
+    /// The operating system refused to read what a run has left.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
+    /// What a run has left cannot be understood; lines count from 1.
+    #[error("{file}:{line}: {message}")]
+    History {
+        file: String,
+        line: usize,
+        message: String,
+    },
+    /// A folder in which no run has taken a step.
+    #[error("{folder} has no metrics.jsonl with a step: expected the folder of a run, train --out")]
+    NoSteps { folder: String },
     /// Training met a value that is infinite or not a number.
     #[error(
         "training stopped at step {step}: the {what} is {found}; the weights are those before it. Lower optimizer.lr, or lengthen schedule.warmup"
@@ -91,7 +108,10 @@ impl RunError {
     /// The exit code of the command line for this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            RunError::Write { .. } => ExitCode::Data,
+            RunError::Write { .. }
+            | RunError::Read { .. }
+            | RunError::History { .. }
+            | RunError::NoSteps { .. } => ExitCode::Data,
             RunError::NonFinite { .. }
             | RunError::NonFiniteScore { .. }
             | RunError::NonFiniteGolden { .. }

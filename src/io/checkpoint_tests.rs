@@ -234,7 +234,11 @@ fn replacing_and_removing_interrupted_anywhere_leaves_no_part_under_a_whole_ones
 }
 
 fn keep(last: Option<u64>, every: Option<u64>) -> Keep {
-    Keep { last, every }
+    Keep {
+        last,
+        every,
+        best: None,
+    }
 }
 
 #[test]
@@ -251,6 +255,11 @@ fn the_newest_and_the_multiples_are_kept() {
     assert_eq!(kept_of(keep(Some(2), None)), [7, 8, 9]);
     assert_eq!(kept_of(keep(Some(1), Some(4))), [4, 8, 9]);
     assert_eq!(kept_of(keep(None, Some(4))).len(), 9);
+    let with_best = Keep {
+        best: Some(3),
+        ..keep(Some(1), None)
+    };
+    assert_eq!(kept_of(with_best), [3, 8, 9]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ pub mod recipe;
 mod recipe_check;
 mod recipe_form;
 mod recipe_keys;
+mod recipe_record;
 pub mod tensors;
 mod tensors_header;
 mod tensors_write;

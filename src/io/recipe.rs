@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::recipe_check;
 pub use super::recipe_form::{MemorySection, defining_text};
+pub use super::recipe_record::{DigestSection, EvaluationSection, MetricsSection};
+use crate::data::WindowOrder;
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
 use crate::model::lora::{Base, LoraConfig, Norms, Projection};
@@ -53,6 +55,12 @@ pub struct Recipe {
     /// nothing, so that a recipe without it keeps its hash.
     #[serde(default, skip_serializing_if = "DigestSection::is_absent")]
     pub digest: DigestSection,
+    /// Evaluation between steps; like `digest` left out of the canonical text while it says nothing.
+    #[serde(default, skip_serializing_if = "EvaluationSection::is_absent")]
+    pub evaluation: EvaluationSection,
+    /// What is recorded beside loss and norm; left out of the canonical text while it says nothing.
+    #[serde(default, skip_serializing_if = "MetricsSection::is_absent")]
+    pub metrics: MetricsSection,
     /// What was read and from where; not part of the recipe's meaning.
     #[serde(skip)]
     pub(super) origin: Origin,
@@ -198,6 +206,9 @@ pub struct DataSection {
     pub piece_tokens: Option<usize>,
     /// The fraction of the data kept for validation, 0 to 0.5.
     pub validation: f64,
+    /// Which window of a file follows which; left out of the canonical text where windows are shuffled.
+    #[serde(default, skip_serializing_if = "WindowOrder::is_shuffled")]
+    pub windows: WindowOrder,
 }
 
 /// `[optimizer]`: AdamW, whose decay is decoupled, and the clip of the global norm.
@@ -282,6 +293,9 @@ pub struct CheckpointSection {
     /// Checkpoints at multiples of this step are kept whatever `keep_last` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_every: Option<u64>,
+    /// Whether the checkpoint with the lowest validation loss is saved and kept; `Some(true)` or absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_best: Option<bool>,
 }
 
 /// `[golden]`.
@@ -292,21 +306,6 @@ pub struct GoldenSection {
     pub steps: u64,
     /// First steps of which every call is traced; at most `steps`.
     pub trace_steps: u64,
-}
-
-/// `[digest]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DigestSection {
-    /// The root over all parameters is recorded after every so many steps; never when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub every: Option<u64>,
-}
-
-impl DigestSection {
-    fn is_absent(&self) -> bool {
-        self.every.is_none()
-    }
 }
 
 impl Recipe {
@@ -410,6 +409,11 @@ impl Recipe {
     /// A path of the recipe, resolved against the recipe file's folder.
     pub fn resolve(&self, path: &str) -> PathBuf {
         self.origin.folder.join(path)
+    }
+
+    /// Whether some data is kept from training, to evaluate on.
+    pub fn sets_data_aside(&self) -> bool {
+        self.data.source == DataSource::Sums || self.data.validation > 0.0
     }
 
     /// The file that errors name.

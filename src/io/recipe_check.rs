@@ -7,6 +7,7 @@ use super::recipe_form::check_micro_batch;
 use super::recipe_keys::{
     Absent, KEYS, KeySpec, PROJECTIONS, SECTIONS, family_has, nearest, takes_number,
 };
+use super::recipe_record;
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
 use crate::plan::GROWTH_INTERVAL;
@@ -438,6 +439,7 @@ fn check_relations(recipe: &Recipe, file: &str) -> Result<(), ConfigError> {
             beside: "a precision.domain other than \"f16.sm90\"",
         });
     }
+    recipe_record::check(recipe, file)?;
     if recipe.lora.adapter.is_some() && recipe.model_folder().is_none() {
         return Err(ConfigError::Conflict {
             file: file.to_string(),

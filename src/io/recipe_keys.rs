@@ -43,7 +43,7 @@ impl KeySpec {
 }
 
 /// The sections, in the order the canonical text has them.
-pub(super) const SECTIONS: [&str; 10] = [
+pub(super) const SECTIONS: [&str; 12] = [
     "model",
     "lora",
     "data",
@@ -54,6 +54,8 @@ pub(super) const SECTIONS: [&str; 10] = [
     "checkpoint",
     "golden",
     "digest",
+    "evaluation",
+    "metrics",
 ];
 
 /// The domains this version offers.
@@ -91,7 +93,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 59] = {
+pub(super) const KEYS: [KeySpec; 65] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -147,6 +149,11 @@ pub(super) const KEYS: [KeySpec; 59] = {
             number(Bound::Included(0.0), Bound::Included(0.5)),
             Number(0.0),
         ),
+        key(
+            "data.windows",
+            Expected::OneOf(&["shuffled", "consecutive"]),
+            Stays,
+        ),
         key("optimizer.lr", NOT_NEGATIVE, Required),
         key("optimizer.beta1", BETA, Number(0.9)),
         key("optimizer.beta2", BETA, Number(0.95)),
@@ -180,9 +187,14 @@ pub(super) const KEYS: [KeySpec; 59] = {
         key("checkpoint.every", at_least(1), Stays),
         key("checkpoint.keep_last", at_least(1), Stays),
         key("checkpoint.keep_every", at_least(1), Stays),
+        key("checkpoint.keep_best", Expected::Flag, Stays),
         key("golden.steps", at_least(1), Integer(20)),
         key("golden.trace_steps", at_least(0), Integer(1)),
         key("digest.every", at_least(1), Stays),
+        key("evaluation.every", at_least(1), Stays),
+        key("evaluation.batches", at_least(1), Stays),
+        key("metrics.group_norms_every", at_least(1), Stays),
+        key("metrics.tensorboard", Expected::Flag, Stays),
     ]
 };
 

@@ -61,7 +61,8 @@ impl AttentionShape {
 /// For query `i` and each tile of keys `j ≤ i`: `s_j = (q_i · k_j) · scale` (fma chain over the head),
 /// `m' = max(m, s_j…)`, `α = exp(m - m')`, `l = l · α`, `acc = acc · α`, then for ascending `j`
 /// `p_j = exp(s_j - m')`, `l = l + p_j`, `acc = fma(p_j, v_j, acc)`. At the end
-/// `o = acc · (1 / l)`, `lse = m + log(l)`. Starts from `m = -∞`, `l = acc = +0.0`.
+/// `o = acc · (1 / l)`, `lse = m + log(l)`. Starts from `m = -∞`, `l = acc = +0.0`. In the tensor-core domains weights
+/// and `lse` are those of [`crate::num::softmax`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     pub shape: AttentionShape,

@@ -20,6 +20,9 @@ pub struct CheckpointWriter {
     disk: Arc<dyn Disk>,
     keep: Keep,
     every: Option<u64>,
+    keeps_best: bool,
+    /// The lowest loss on the data set aside.
+    lowest: Option<f64>,
     in_flight: Option<JoinHandle<Written>>,
     last: Option<PathBuf>,
     saved_step: Option<u64>,
@@ -36,8 +39,11 @@ impl CheckpointWriter {
             keep: Keep {
                 last: section.keep_last,
                 every: section.keep_every,
+                best: None,
             },
             every: section.every,
+            keeps_best: section.keep_best == Some(true),
+            lowest: None,
             in_flight: None,
             last: None,
             saved_step: None,
@@ -50,26 +56,60 @@ impl CheckpointWriter {
         self
     }
 
-    /// Saves when the recipe asks for it after the steps taken; finds the fault of a save before.
+    /// A writer that knows of the best evaluation of the run so far: the steps taken before it and its
+    /// loss.
+    pub fn with_best(mut self, best: Option<(u64, f64)>) -> Self {
+        if self.keeps_best {
+            self.keep.best = best.map(|(steps, _)| steps);
+            self.lowest = best.map(|(_, loss)| loss);
+        }
+        self
+    }
+
+    /// Saves when the recipe asks for it after the steps taken; `found` is the loss on the data set
+    /// aside where it was evaluated after them. Finds the fault of a save before.
     ///
     /// # Errors
     /// As [`CheckpointWriter::save`].
-    pub fn after_step<B: Backend>(&mut self, run: &mut Run<B>) -> Result<(), Error> {
+    pub fn after_step<B: Backend>(
+        &mut self,
+        run: &mut Run<B>,
+        found: Option<f64>,
+    ) -> Result<(), Error> {
         if self.in_flight.as_ref().is_some_and(JoinHandle::is_finished) {
             self.wait()?;
         }
-        match self.due(run) {
+        let due = self.due(run, found);
+        if self.is_best(found) {
+            self.lowest = found;
+            self.keep.best = Some(run.trainer.session().progress().taken);
+        }
+        match due {
             true => self.save(run),
             false => Ok(()),
         }
     }
 
-    /// Whether the recipe asks for a checkpoint after the steps taken.
-    pub fn due<B: Backend>(&self, run: &Run<B>) -> bool {
+    /// Whether the recipe asks for a checkpoint after the steps taken, `found` being the loss on the
+    /// data set aside where it was evaluated after them.
+    pub fn due<B: Backend>(&self, run: &Run<B>, found: Option<f64>) -> bool {
         let taken = run.trainer.session().progress().taken;
         let last = taken == run.recipe.steps;
-        self.every
-            .is_some_and(|every| last || taken.is_multiple_of(every))
+        let scheduled = self
+            .every
+            .is_some_and(|every| last || taken.is_multiple_of(every));
+        scheduled || self.is_best(found)
+    }
+
+    /// Whether a loss is the lowest of a run that keeps its best checkpoint.
+    fn is_best(&self, found: Option<f64>) -> bool {
+        let lower = |loss: f64| loss.is_finite() && self.lowest.is_none_or(|low| loss < low);
+        self.keeps_best && found.is_some_and(lower)
+    }
+
+    /// The steps taken before the best evaluation, whose checkpoint is kept.
+    pub fn best(&self) -> Option<u64> {
+        self.keep.best
     }
 
     /// Copies the state of the run and hands it to a thread that writes it. It first waits for the

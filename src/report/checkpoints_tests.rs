@@ -66,11 +66,39 @@ fn checkpoints_come_at_their_steps_and_after_the_last_and_old_ones_go() {
     let mut writer = writer(folder.path(), &run);
     for _ in 0..9 {
         run.step(None).unwrap();
-        writer.after_step(&mut run).unwrap();
+        writer.after_step(&mut run, None).unwrap();
     }
     let last = writer.wait().unwrap().expect("a checkpoint");
     assert!(last.ends_with("checkpoints/step-9"));
     assert_eq!(steps(folder.path()), [4, 8, 9]);
+}
+
+#[test]
+fn the_checkpoint_of_the_lowest_loss_is_saved_and_kept_until_a_lower_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = [
+        "evaluation.every=1",
+        "checkpoint.keep_best=true",
+        "checkpoint.keep_last=1",
+        "checkpoint.every=4",
+    ];
+    let mut run = run(&keys);
+    let mut best = writer(folder.path(), &run);
+    let losses = [5.0, 3.0, 4.0, f64::NAN, 3.0, 2.0, 9.0, 2.5];
+    let kept: [&[u64]; 8] = [&[1], &[2], &[2], &[2, 4], &[2, 4], &[6], &[6], &[6, 8]];
+    for (loss, expected) in losses.into_iter().zip(kept) {
+        run.step(None).unwrap();
+        best.after_step(&mut run, Some(loss)).unwrap();
+        best.wait().unwrap();
+        assert_eq!(steps(folder.path()), expected, "after the loss {loss}");
+    }
+    assert_eq!(best.best(), Some(6));
+    // A writer of a run that goes on knows the best one only when it is told.
+    let mut told = writer(folder.path(), &run).with_best(Some((6, 2.0)));
+    run.step(None).unwrap();
+    told.after_step(&mut run, Some(2.0)).unwrap();
+    told.wait().unwrap();
+    assert_eq!(steps(folder.path()), [6, 9]);
 }
 
 #[test]

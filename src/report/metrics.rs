@@ -6,7 +6,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::group_norms::GroupNorms;
 use crate::engine::StepReport;
+use crate::engine::run::Validation;
 use crate::error::RunError;
 use crate::io::atomic::write_whole;
 use crate::op::step_values::canonical_bits;
@@ -52,6 +54,36 @@ pub struct MetricsLine {
     /// The root over all parameters after the step, where the recipe asks for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<String>,
+    /// What the data set aside came to after the step, where the recipe asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation: Option<ValidationMetrics>,
+    /// The gradient norm of each group of parameters before the clip, where the recipe asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group_norms: Option<GroupNorms>,
+}
+
+/// What an evaluation between steps has found.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ValidationMetrics {
+    /// The mean loss over the scored targets, in nats.
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+    /// The share of scored targets whose logit is the row's maximum.
+    pub accuracy: f64,
+    /// Targets that were scored.
+    pub scored: usize,
+}
+
+impl From<Validation> for ValidationMetrics {
+    fn from(found: Validation) -> Self {
+        ValidationMetrics {
+            loss: found.loss(),
+            perplexity: found.perplexity(),
+            accuracy: found.accuracy(),
+            scored: found.scored,
+        }
+    }
 }
 
 /// When a step ran, by a clock that is not this module's to read.
@@ -82,6 +114,8 @@ impl MetricsLine {
             elapsed_s: timing.elapsed_s,
             phase,
             root: None,
+            validation: None,
+            group_norms: None,
         }
     }
 
@@ -169,6 +203,11 @@ impl MetricsWriter {
     pub fn flush(&mut self) -> Result<(), RunError> {
         self.waiting = 0;
         self.file.flush().map_err(|source| self.failed(source))
+    }
+
+    /// Whether no line waits in memory.
+    pub fn is_flushed(&self) -> bool {
+        self.waiting == 0
     }
 
     fn failed(&self, source: std::io::Error) -> RunError {

@@ -1,9 +1,13 @@
-//! The folder a run leaves: `recipe.toml`, `manifest.txt`, `metrics.jsonl`, `checkpoints/` and `model/`.
+//! The folder a run leaves: `recipe.toml`, `manifest.txt`, `run.json`, `metrics.jsonl`, `outcome.json`,
+//! `checkpoints/`, `tensorboard/` and `model/`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use super::events::EventsWriter;
+use super::facts::{RunFacts, RunOutcome};
 use super::metrics::MetricsWriter;
+use super::recorder::Recorder;
 use crate::backend::Backend;
 use crate::engine::Session;
 use crate::error::{CheckpointError, Error, RunError};
@@ -12,9 +16,11 @@ use crate::io::recipe::{DataSource, ModelSection, Recipe};
 use crate::io::{ModelFolder, write_adapter_folder, write_model_folder};
 use crate::model::lora::{LoraConfig, PEFT_PREFIX};
 
+const TOKENIZER: &str = "tokenizer.json";
+
 /// The files of a model folder besides weights and configuration that a trained copy keeps.
 const COMPANIONS: [&str; 6] = [
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.json",
@@ -23,7 +29,22 @@ const COMPANIONS: [&str; 6] = [
 ];
 
 const RECIPE: &str = "recipe.toml";
-const METRICS: &str = "metrics.jsonl";
+/// A line a step.
+pub const METRICS: &str = "metrics.jsonl";
+/// What the run is.
+pub const FACTS: &str = "run.json";
+/// What the run came to.
+pub const OUTCOME: &str = "outcome.json";
+const EVENTS: &str = "tensorboard";
+
+/// When a process of a run begins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Begins {
+    /// Steps taken before.
+    pub taken: u64,
+    /// Seconds since the beginning of 1970.
+    pub wall_s: f64,
+}
 
 /// The folder of one run.
 #[derive(Debug)]
@@ -72,15 +93,23 @@ impl RunFolder {
         &self.path
     }
 
-    /// Opens the metrics of a run that goes on after `taken` steps.
+    /// Opens the metrics of a run that goes on, and states anew what it runs on.
     ///
     /// # Errors
     /// A file that cannot be read or written.
-    pub fn resume_metrics(&self, taken: u64) -> Result<MetricsWriter, RunError> {
-        MetricsWriter::resume(&self.path.join(METRICS), taken)
+    pub fn go_on(
+        &self,
+        recipe: &Recipe,
+        facts: &RunFacts,
+        begins: Begins,
+    ) -> Result<Recorder, RunError> {
+        let metrics = MetricsWriter::resume(&self.path.join(METRICS), begins.taken)?;
+        self.write_json(FACTS, facts)?;
+        let events = self.events(recipe, begins)?;
+        Ok(Recorder::new(metrics, events))
     }
 
-    /// Creates the folder, writes recipe and manifest and opens the metrics.
+    /// Creates the folder, writes recipe, manifest and facts and opens the metrics.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -88,12 +117,40 @@ impl RunFolder {
         &self,
         recipe: &Recipe,
         session: &Session<B>,
-    ) -> Result<MetricsWriter, Error> {
+        (facts, begins): (&RunFacts, Begins),
+    ) -> Result<Recorder, Error> {
         let made = std::fs::create_dir_all(&self.path);
         made.map_err(|source| self.failed("", source))?;
         self.write(RECIPE, &recipe_text(recipe)?)?;
         self.write("manifest.txt", &manifest_text(session))?;
-        Ok(MetricsWriter::create(&self.path.join(METRICS))?)
+        self.write_json(FACTS, facts)?;
+        let metrics = MetricsWriter::create(&self.path.join(METRICS))?;
+        let events = self.events(recipe, begins)?;
+        Ok(Recorder::new(metrics, events))
+    }
+
+    /// States what the run came to.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write_outcome(&self, outcome: &RunOutcome) -> Result<(), RunError> {
+        self.write_json(OUTCOME, outcome)
+    }
+
+    fn events(&self, recipe: &Recipe, begins: Begins) -> Result<Option<EventsWriter>, RunError> {
+        match recipe.metrics.tensorboard {
+            Some(true) => {
+                let folder = self.path.join(EVENTS);
+                EventsWriter::create(&folder, begins.taken, begins.wall_s).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn write_json<T: serde::Serialize>(&self, name: &str, value: &T) -> Result<(), RunError> {
+        let text = serde_json::to_string_pretty(value);
+        let text = text.map_err(|e| self.failed(name, e.into()))?;
+        self.write(name, &(text + "\n"))
     }
 
     /// Writes the session's adapters as `adapter/`, which PEFT loads; norms that are trained beside
@@ -154,21 +211,12 @@ impl RunFolder {
             .map(|p| plan.slots.spec(p.slot).shape.dims());
         let tensors = plan.params.iter().zip(shapes).zip(&values);
         let tensors = tensors.map(|((param, dims), v)| (param.name.as_str(), dims, v.as_slice()));
-        let (json, companions) = match recipe.model_folder() {
-            None => (fresh_json(recipe), Vec::new()),
-            Some(path) => {
-                let files = COMPANIONS.iter().map(|name| path.join(name));
-                let json = ModelFolder::open(&path)?.json().clone();
-                (json, files.filter(|file| file.is_file()).collect())
-            }
+        let json = match recipe.model_folder() {
+            None => fresh_json(recipe),
+            Some(path) => ModelFolder::open(&path)?.json().clone(),
         };
-        write_model_folder(
-            &folder,
-            &recipe.model_config()?,
-            &json,
-            tensors,
-            &companions,
-        )?;
+        let (config, files) = (recipe.model_config()?, companions(recipe));
+        write_model_folder(&folder, &config, &json, tensors, &files)?;
         match tokenizer_file(recipe) {
             None => Ok(()),
             Some(file) => {
@@ -176,7 +224,7 @@ impl RunFolder {
                     path: file.display().to_string(),
                     source,
                 })?;
-                let written = write_whole(&folder.join("tokenizer.json"), &bytes);
+                let written = write_whole(&folder.join(TOKENIZER), &bytes);
                 Ok(written.map_err(|source| self.failed("model/tokenizer.json", source))?)
             }
         }
@@ -204,6 +252,33 @@ fn fresh_json(recipe: &Recipe) -> serde_json::Map<String, serde_json::Value> {
     json
 }
 
+/// The files beside the weights that a trained model keeps: those of the folder of the data's
+/// tokenizer, or where the data is bytes those of the folder that the model came from. A generation
+/// configuration belongs to a model and never comes with a tokenizer.
+fn companions(recipe: &Recipe) -> Vec<PathBuf> {
+    let present = |folder: &Path, names: &[&str]| -> Vec<PathBuf> {
+        let files = names.iter().map(|name| folder.join(name));
+        files.filter(|file| file.is_file()).collect()
+    };
+    let mut files = Vec::new();
+    let model = recipe.model_folder();
+    match (tokenizer_file(recipe), &model) {
+        (Some(file), _) => {
+            let folder = file.parent().unwrap_or(Path::new(""));
+            // A lone file of another name says nothing of what stands beside it.
+            if file.file_name().is_some_and(|name| name == TOKENIZER) {
+                files = present(folder, &COMPANIONS[..5]);
+            }
+        }
+        (None, Some(folder)) => files = present(folder, &COMPANIONS[..5]),
+        (None, None) => {}
+    }
+    if let Some(folder) = model {
+        files.extend(present(&folder, &COMPANIONS[5..]));
+    }
+    files
+}
+
 /// The `tokenizer.json` of the data.
 fn tokenizer_file(recipe: &Recipe) -> Option<PathBuf> {
     let named = match recipe.data.tokenizer.as_str() {
@@ -211,7 +286,7 @@ fn tokenizer_file(recipe: &Recipe) -> Option<PathBuf> {
         path => recipe.resolve(path),
     };
     match named.is_dir() {
-        true => Some(named.join("tokenizer.json")),
+        true => Some(named.join(TOKENIZER)),
         false => Some(named),
     }
 }

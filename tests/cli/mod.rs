@@ -2,6 +2,7 @@
 
 mod checks;
 mod devices;
+mod evaluation;
 mod resume;
 mod scripts;
 mod train;

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use super::bitstep;
 use super::train::{TINY, assert_refused, metrics, path, value, workplace};
@@ -95,6 +96,81 @@ fn a_run_goes_on_only_with_its_own_recipe_and_from_a_checkpoint() {
     );
 }
 
+#[test]
+fn a_run_that_stops_on_a_value_that_is_not_finite_names_its_last_checkpoint() {
+    let (folder, recipe) = workplace();
+    let run = path(&folder, "run");
+    let sets = ["--set=optimizer.lr=1e30", "--set=checkpoint.every=1"];
+    let args = [
+        &["train", recipe.as_str(), "--out", &run, "--quiet"][..],
+        &sets,
+    ]
+    .concat();
+    for (index, arguments) in [&args[..], &["train", "--resume", &run, "--quiet"]]
+        .into_iter()
+        .enumerate()
+    {
+        let ran = bitstep(arguments);
+        assert_refused(&ran, 5, "training stopped at step 1: the gradient norm is");
+        let last = value(&ran.err, "the last checkpoint is ");
+        assert!(last.ends_with("checkpoints/step-1"), "{index}: {}", ran.err);
+        assert_eq!(steps(&run), [1]);
+    }
+    let outcome = std::fs::read_to_string(Path::new(&run).join("outcome.json")).expect("reads");
+    assert!(outcome.contains("\"ended\": \"stopped\""), "{outcome}");
+}
+
+#[test]
+fn the_tokenizer_of_the_data_goes_with_the_model() {
+    let (folder, recipe) = workplace();
+    let words = folder.path().join("words");
+    std::fs::create_dir(&words).expect("a folder");
+    let tokenizer = r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
+        "pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,
+        "model":{"type":"WordLevel","vocab":{"a":0,"b":1,"[UNK]":2},"unk_token":"[UNK]"}}"#;
+    for (name, text) in [
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", "{\"model_max_length\": 24}"),
+        ("generation_config.json", "{}"),
+        ("notes.txt", "of no use to a model"),
+    ] {
+        std::fs::write(words.join(name), text).expect("writes");
+    }
+    std::fs::write(folder.path().join("t.txt"), "a b b a ".repeat(99)).expect("writes");
+    let run = path(&folder, "run");
+    let sets = ["source=\"text\"", "path=\"t.txt\"", "tokenizer=\"words\""];
+    let sets: Vec<String> = sets.iter().map(|set| format!("--set=data.{set}")).collect();
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    let args = [
+        &["train", recipe.as_str(), "--out", &run, "--quiet"][..],
+        &sets,
+    ]
+    .concat();
+    let ran = bitstep(&args);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let model = Path::new(&run).join("model");
+    let entries = std::fs::read_dir(&model).expect("lists");
+    let mut names: Vec<String> = entries
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("text")
+        })
+        .collect();
+    names.sort();
+    let expected = [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
+    assert_eq!(names, expected);
+    let written = std::fs::read_to_string(model.join("tokenizer.json")).expect("reads");
+    assert_eq!(written, tokenizer);
+}
+
 /// A run of many steps, once it has taken its first.
 fn long_run(arguments: &[&str]) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_bitstep"))
@@ -181,7 +257,12 @@ fn a_killed_run_goes_on_from_its_newest_checkpoint() {
         ];
         let args = [&["train", recipe.as_str(), "--out", &run][..], &sets].concat();
         let mut child = long_run(&args);
-        std::thread::sleep(std::time::Duration::from_millis(50 + pause_ms));
+        // The first checkpoint takes its time where the machine is busy.
+        while steps(&run).is_empty() {
+            assert!(child.try_wait().expect("waits").is_none(), "still runs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(pause_ms));
         send("-KILL", &child);
         child.wait().expect("ends");
         let newest = *steps(&run).last().expect("a checkpoint");

@@ -1,4 +1,5 @@
-//! The scripts of `benches/`, with programs that only say what a script has to judge.
+//! The scripts of `benches/`, with programs that only say what a script has to judge, and short runs of those of
+//! `tests/`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -73,4 +74,90 @@ fn a_tool_that_did_not_run_to_its_end_is_not_clean() {
     }
     let other_tool = ("a.golden: identical\\n===== ERROR SUMMARY: 0 errors", 0);
     assert_ne!(outcome("racecheck", other_tool), 0);
+}
+
+/// Runs a script of `tests/` with the built program; its exit code and what it said.
+fn of_tests(name: &str, arguments: &[&str]) -> (i32, String) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new("bash")
+        .arg(root.join("tests").join(name))
+        .args(arguments)
+        .env("BITSTEP", env!("CARGO_BIN_EXE_bitstep"))
+        .env_remove("CI")
+        .output()
+        .expect("a shell");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8(said).expect("text");
+    (output.status.code().expect("ends by itself"), said)
+}
+
+#[test]
+fn runs_killed_at_random_moments_end_with_the_goldens_root() {
+    let (code, said) = of_tests("kill.sh", &["12", "5"]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("kills 12: "), "{said}");
+}
+
+#[test]
+fn a_full_and_a_read_only_disk_end_a_run_with_its_last_checkpoint_named() {
+    let (code, said) = of_tests("disk.sh", &["4"]);
+    if code == 77 {
+        eprintln!("skipped: {said}");
+        return;
+    }
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("disk full at 4 offsets"), "{said}");
+    assert!(said.contains("read-only disk: code 4"), "{said}");
+}
+
+#[test]
+fn the_scripts_notice_a_program_that_loses_bits_or_its_exit_code() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = folder.path().join("fake");
+    // It runs the program and changes a digit of every root that it prints.
+    let script = "#!/bin/sh\n\"$REAL\" \"$@\" > \"$0.out\" || exit 1\nsed 's/^\\(root  *\\)./\\1x/' \"$0.out\"\n";
+    fs::write(&fake, script).expect("writes");
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).expect("allows");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for name in ["kill.sh", "disk.sh"] {
+        let output = Command::new("bash")
+            .arg(root.join("tests").join(name))
+            .arg("1")
+            .env("BITSTEP", &fake)
+            .env("REAL", env!("CARGO_BIN_EXE_bitstep"))
+            .output()
+            .expect("a shell");
+        let said = String::from_utf8(output.stderr).expect("text");
+        match output.status.code() {
+            Some(77) => eprintln!("skipped: {name}"),
+            code => assert_eq!(code, Some(1), "{name}: {said}"),
+        }
+    }
+}
+
+#[test]
+fn the_commands_of_the_page_on_ci_verify_a_golden() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("src/docs/ci.md")).expect("the page");
+    let runs = page
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("run: "));
+    let golden = root.join("golden/llama-tiny.golden").display().to_string();
+    let mut count = 0;
+    for command in runs {
+        let of_program = command
+            .split_once(" -- ")
+            .or(command.split_once("&& bitstep "));
+        let (_, arguments) = of_program.expect("a command of the program");
+        let word = |word| match word {
+            "golden/*.golden" | "training/*.golden" => golden.as_str(),
+            word => word,
+        };
+        let arguments: Vec<&str> = arguments.split(' ').map(word).collect();
+        let ran = super::bitstep(&arguments);
+        assert_eq!(ran.code, 0, "{command}: {}", ran.err);
+        assert!(ran.out.contains("identical"), "{command}: {}", ran.out);
+        count += 1;
+    }
+    assert_eq!(count, 2);
 }

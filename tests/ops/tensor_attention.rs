@@ -1,6 +1,6 @@
 //! Attention of the tensor-core domains against its formulas, element by element, and beside f32.
 
-use bitstep::num;
+use bitstep::num::softmax::{NO_REFERENCE, raise, row_statistic, score_factor, score_weight};
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::attention::{
     Attention, AttentionDelta, AttentionGradKeyValue, AttentionGradQuery, AttentionShape, KEY_TILE,
@@ -63,58 +63,58 @@ impl Plain<'_> {
         &self.dout[(token * self.shape.heads.n_heads + head) * d..][..d]
     }
 
-    fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
-        chain(self.kind, 0.0, a.iter().copied().zip(b.iter().copied()))
+    fn dot(&self, from: f32, a: &[f32], b: &[f32]) -> f32 {
+        chain(self.kind, from, a.iter().copied().zip(b.iter().copied()))
     }
 
     fn score(&self, query: usize, key: usize, head: usize) -> f32 {
-        let dot = self.dot(
+        self.dot(
+            0.0,
             self.part(Part::Query, query, head),
             self.part(Part::Key, key, head),
-        );
-        dot * score_scale(self.shape.heads.head_dim)
+        )
     }
 
-    /// `o` and `lse` in f32.
+    fn factor(&self) -> f32 {
+        score_factor(self.shape.heads.head_dim)
+    }
+
+    /// `o` and the rows' statistic in f32.
     fn forward(&self) -> [Vec<f32>; 2] {
         let (seq_len, heads) = (self.shape.seq_len, self.shape.heads);
         let (mut o, mut lse) = (Vec::new(), Vec::new());
         for token in 0..self.shape.rows() {
             let (first, i) = (token / seq_len * seq_len, token % seq_len);
             for head in 0..heads.n_heads {
-                let (mut max, mut sums) = (f32::NEG_INFINITY, [0.0_f32; 4]);
+                let (mut reference, mut sums) = (NO_REFERENCE, [0.0_f32; 4]);
                 let mut acc = vec![0.0_f32; heads.head_dim];
                 for tile in (0..=i).step_by(KEY_TILE) {
                     let end = (tile + KEY_TILE).min(seq_len);
                     let visible = tile..end.min(i + 1);
                     let score = |j| self.score(token, first + j, head);
-                    let greater = |m: f32, s: f32| if s > m { s } else { m };
-                    let top = visible.clone().map(score).fold(max, greater);
-                    let factor = num::exp(max - top);
+                    let greater = |m: f32, s: f32| if m.is_nan() || s <= m { m } else { s };
+                    let top = visible.clone().map(score).fold(f32::NEG_INFINITY, greater);
+                    let rescale = raise(&mut reference, top, self.factor());
+                    let rescaled =
+                        |sum: f32| rescale.map_or(sum, |r| sum.mul_add(r.factor, r.addend));
                     // Hidden keys of the tile are zeros in its chain.
+                    let weight = |j| score_weight(score(j), self.factor(), reference);
                     let p: Vec<f32> = (tile..end)
-                        .map(|j| {
-                            if j <= i {
-                                num::exp(score(j) - top)
-                            } else {
-                                0.0
-                            }
-                        })
+                        .map(|j| if j <= i { weight(j) } else { 0.0 })
                         .collect();
-                    sums = sums.map(|l| l * factor);
+                    sums = sums.map(rescaled);
                     for (j, p) in p[..visible.len()].iter().enumerate() {
                         sums[j / 2 % 4] += p;
                     }
                     for (d, acc) in acc.iter_mut().enumerate() {
                         let value = |j: usize| self.part(Part::Value, first + j, head)[d];
                         let pairs = (tile..end).map(|j| (p[j - tile], value(j)));
-                        *acc = chain(self.kind, *acc * factor, pairs);
+                        *acc = chain(self.kind, rescaled(*acc), pairs);
                     }
-                    max = top;
                 }
                 let sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
                 o.extend(acc.iter().map(|a| a * (1.0 / sum)));
-                lse.push(max + num::log(sum));
+                lse.push(row_statistic(reference, sum));
             }
         }
         [o, lse]
@@ -126,16 +126,15 @@ impl Plain<'_> {
             return [0.0; 2];
         }
         let row = i * self.shape.heads.n_heads + head;
-        let p = num::exp(self.score(i, j, head) - lse[row]);
-        let dp = self.dot(self.dout(i, head), self.part(Part::Value, j, head));
-        let scale = score_scale(self.shape.heads.head_dim);
-        [p, (p * (dp - delta[row])) * scale]
+        let p = score_weight(self.score(i, j, head), self.factor(), lse[row]);
+        let value = self.part(Part::Value, j, head);
+        [p, self.dot(-delta[row], self.dout(i, head), value) * p]
     }
 
     /// `dqkv` in f32, every column.
     fn grad(&self, lse: &[f32], delta: &[f32]) -> Vec<f32> {
         let (seq_len, heads) = (self.shape.seq_len, self.shape.heads);
-        let d = heads.head_dim;
+        let (d, scale) = (heads.head_dim, score_scale(heads.head_dim));
         let mut dqkv = vec![0.0_f32; self.qkv.len()];
         for token in 0..self.shape.rows() {
             let (first, at) = (token / seq_len * seq_len, token % seq_len);
@@ -148,7 +147,8 @@ impl Plain<'_> {
                 for c in 0..d {
                     let pairs =
                         (first..end).map(|j| (ds[j - first], self.part(Part::Key, j, head)[c]));
-                    dqkv[token * heads.columns() + head * d + c] = chain(self.kind, 0.0, pairs);
+                    let dq = chain(self.kind, 0.0, pairs);
+                    dqkv[token * heads.columns() + head * d + c] = dq * scale;
                 }
                 let pairs: Vec<[f32; 2]> = (start..first + seq_len)
                     .map(|i| self.pair((i, token, head), lse, delta))
@@ -167,6 +167,10 @@ impl Plain<'_> {
                     let dv = queries.map(|i| (p(i), self.dout(i, head)[c]));
                     dqkv[value] = chain(self.kind, dqkv[value], dv);
                 }
+            }
+            let keys = token * heads.columns() + heads.query_columns();
+            for dk in &mut dqkv[keys..][..heads.n_kv_heads * d] {
+                *dk *= scale;
             }
         }
         dqkv

@@ -32,6 +32,8 @@ pub struct Keep {
     pub last: Option<u64>,
     /// Those at multiples of this step, whatever `last` says.
     pub every: Option<u64>,
+    /// The one of this step, whatever `last` says.
+    pub best: Option<u64>,
 }
 
 /// Writes the checkpoint of `state.step` into `root` and gives its folder. One of that name that is
@@ -91,7 +93,8 @@ pub fn prune(disk: &dyn Disk, root: &Path, step: u64, keep: Keep) -> Result<(), 
     let old = whole.iter().rev().filter(|(of, _)| *of <= step);
     let old = old.skip(usize::try_from(last).unwrap_or(usize::MAX).max(1));
     for (of, folder) in old {
-        if !keep.every.is_some_and(|every| of.is_multiple_of(every)) {
+        let multiple = keep.every.is_some_and(|every| of.is_multiple_of(every));
+        if !multiple && keep.best != Some(*of) {
             discard(disk, root, folder)?;
         }
     }

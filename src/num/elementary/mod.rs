@@ -1,4 +1,5 @@
-//! The elementary functions of the contract, each at most 1 ulp from the exact value for every input.
+//! The elementary functions of the contract, each at most 1 ulp from the exact value for every input; but for
+//! the softmax weights of the tensor-core domains, which are rounded to an operand afterwards.
 //!
 //! They use the operations of the contract's first rule alone: binary32 `+ - * / sqrt fma` rounded to
 //! nearest even, integer operations and exact comparisons. Device code repeats them operation by
@@ -9,11 +10,13 @@ mod accuracy;
 mod exp;
 mod log;
 mod trig;
+mod weight;
 
 pub use accuracy::{ACCURACY, Accuracy};
 pub use exp::{decay, exp, sigmoid};
 pub use log::{log, softplus};
 pub use trig::{cos, sin, sin_cos};
+pub use weight::weight;
 
 /// The only NaN that these functions return.
 const NAN: f32 = f32::from_bits(0x7fc0_0000);

@@ -1,0 +1,6 @@
+// The key and value columns of attention's gradient with products in bf16 by warpgroups: src/op/attention.rs,
+// `AttentionGradKeyValue`.
+#include "attention_warpgroup_grad_key_value.cuh"
+
+GROUP_GRAD_KEY_VALUE(attention_grad_key_value_bf16_sm90a_d64, Bf16, 64, 3, 4, 1)
+GROUP_GRAD_KEY_VALUE(attention_grad_key_value_bf16_sm90a_d128, Bf16, 128, 2, 3, 1)

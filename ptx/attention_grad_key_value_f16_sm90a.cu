@@ -1,0 +1,6 @@
+// The key and value columns of attention's gradient with products in f16 by warpgroups: src/op/attention.rs,
+// `AttentionGradKeyValue`.
+#include "attention_warpgroup_grad_key_value.cuh"
+
+GROUP_GRAD_KEY_VALUE(attention_grad_key_value_f16_sm90a_d64, F16, 64, 3, 4, 1)
+GROUP_GRAD_KEY_VALUE(attention_grad_key_value_f16_sm90a_d128, F16, 128, 2, 3, 1)

@@ -1,0 +1,6 @@
+// The query columns of attention's gradient with products in bf16 by warpgroups: src/op/attention.rs,
+// `AttentionGradQuery`.
+#include "attention_warpgroup_grad_query.cuh"
+
+GROUP_GRAD_QUERY(attention_grad_query_bf16_sm90a_d64, Bf16, 64, 3, 4, 1)
+GROUP_GRAD_QUERY(attention_grad_query_bf16_sm90a_d128, Bf16, 128, 2, 4, 1)

@@ -1,0 +1,6 @@
+// The query columns of attention's gradient with products in f16 by warpgroups: src/op/attention.rs,
+// `AttentionGradQuery`.
+#include "attention_warpgroup_grad_query.cuh"
+
+GROUP_GRAD_QUERY(attention_grad_query_f16_sm90a_d64, F16, 64, 3, 4, 1)
+GROUP_GRAD_QUERY(attention_grad_query_f16_sm90a_d128, F16, 128, 2, 4, 1)
