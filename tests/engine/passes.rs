@@ -389,3 +389,21 @@ fn a_failed_capture_of_one_program_leaves_a_session_that_can_be_captured_again()
     assert!(trainer.step(&ragged(&plan, 2)).unwrap().applied());
     assert_eq!(trainer.session().state_name(), "replaying");
 }
+
+#[test]
+fn a_program_that_chooses_its_kernels_in_the_proof_is_captured_again() {
+    let plan = split((Family::Llama, true), (4, 1, 1), Math::F32);
+    let programs = plan.programs().iter().count();
+    let captures = |plans: &Plans| {
+        let log = plans.log.borrow();
+        log.iter().filter(|call| **call == "capture").count()
+    };
+    for (changed, expected) in [(false, programs), (true, 2 * programs)] {
+        let (mut trainer, plans) = faulty(&plan);
+        plans.kernels_changed.set(changed);
+        let stepped = trainer.step(&ragged(&plan, 2));
+        assert_eq!(captures(&plans), expected);
+        // Kernels that go on changing still trip the guard of every replay.
+        assert_eq!(stepped.is_err(), changed);
+    }
+}
