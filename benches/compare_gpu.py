@@ -1,6 +1,6 @@
 """Measures steps here and in PyTorch on one GPU, one right after the other, and prints the ratios.
 
-    python benches/compare_gpu.py BITSTEP --out FILE [--sizes tiny gpt2 qwen06]
+    python benches/compare_gpu.py BITSTEP --out FILE [--sizes tiny gpt2 qwen06 mamba-rl mamba-lm]
         [--dtypes f32 tf32 bf16 bf16-pure] [--modes compiled graph eager] [--gemm auto|own]
         [--steps N] [--profile] [--together SECONDS]
 
@@ -61,6 +61,8 @@ def ours(arguments, size, dtype):
     command = [arguments.bitstep, "bench", recipe_of(size, dtype), "--device", "cuda:0"]
     command += ["--gemm", arguments.gemm, "--steps", str(arguments.steps), "--json"]
     command += ["--profile"] if arguments.profile else []
+    # The peer of Mamba is its layers alone.
+    command += ["--backbone"] if size.startswith("mamba") else []
     return measured([str(word) for word in command], arguments.out, arguments.limit)
 
 

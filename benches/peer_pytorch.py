@@ -1,6 +1,6 @@
 """A whole training step in PyTorch, timed: forward, backward, clipping by the global norm 1.0, fused AdamW.
 
-    python benches/peer_pytorch.py --size tiny|gpt2|qwen06 --device cpu|cuda --dtype DTYPE
+    python benches/peer_pytorch.py --size tiny|gpt2|qwen06|mamba-rl|mamba-lm --device cpu|cuda --dtype DTYPE
         [--mode eager|graph|compiled ...] [--steps N] [--threads N] [--deterministic] [--json]
 
 Modes: `eager`; `graph`, the whole eager step in one CUDA graph, captured after a warm-up on a side
@@ -10,7 +10,8 @@ parameters), `bf16-pure` (parameters and moments in bf16: less memory and traffi
 
 On a GPU `ms` is the time between two events around a step while steps are queued back to back, without
 the copy of its tokens; `wall_ms` is the caller's: new tokens from pinned memory, the step, the loss read
-back. On a CPU both are the caller's. Tokens are random and new at every step. One mode a process gives
+back. On a CPU both are the caller's. Tokens, or the features of a Mamba backbone, are random and new at every step. Mamba's
+recurrence is a loop over positions, which torch.compile would unroll: it has no `compiled`. One mode a process gives
 honest memory and first-step times. Needs PyTorch 2.5 or newer.
 """
 
@@ -28,9 +29,12 @@ import sys  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from peer_model import SIZES, Llama  # noqa: E402
+from peer_mamba import MAMBA_SIZES, Mamba, MambaSize  # noqa: E402
+from peer_model import SIZES as LLAMA_SIZES  # noqa: E402
+from peer_model import Llama  # noqa: E402
 
 WARMUP = 5
+SIZES = LLAMA_SIZES | MAMBA_SIZES
 DTYPES = ("f32", "tf32", "bf16", "bf16-pure")
 
 
@@ -42,12 +46,8 @@ class Step:
         self.device = torch.device(arguments.device)
         self.cuda = self.device.type == "cuda"
         half = arguments.dtype.startswith("bf16")
-        # PyTorch's f32 attention has fused kernels only for as many key heads as query heads; short
-        # rows are faster without the copies that it takes to get there.
-        repeat_kv = self.cuda and not half and self.size.tokens > 128
         torch.manual_seed(1)
-        compute_type = torch.bfloat16 if half else torch.float32
-        self.model = Llama(self.size, compute_type, repeat_kv).to(self.device)
+        self.model = self.model_of(half).to(self.device)
         if arguments.dtype == "bf16-pure":
             self.model.bfloat16()
         self.autocast = arguments.dtype == "bf16"
@@ -63,8 +63,18 @@ class Step:
         self.rows = self.draw(1)[0]
         self.loss = None
 
+    def model_of(self, half):
+        if isinstance(self.size, MambaSize):
+            return Mamba(self.size)
+        # PyTorch's f32 attention has fused kernels only for as many key heads as query heads; short
+        # rows are faster without the copies that it takes to get there.
+        repeat_kv = self.cuda and not half and self.size.tokens > 128
+        return Llama(self.size, torch.bfloat16 if half else torch.float32, repeat_kv)
+
     def draw(self, steps):
-        """Random tokens of so many steps, on the device."""
+        """Random tokens, or features, of so many steps, on the device."""
+        if isinstance(self.size, MambaSize):
+            return torch.randn(steps, self.size.batch, self.size.tokens, self.size.width, device=self.device)
         shape = (steps, self.size.batch, self.size.tokens + 1)
         return torch.randint(self.size.vocab, shape, device=self.device)
 
@@ -190,6 +200,8 @@ def read_arguments():
         parser.error("a CPU has no CUDA graph")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: PyTorch finds no CUDA device")
+    if "compiled" in arguments.mode and arguments.size in MAMBA_SIZES:
+        parser.error("Mamba's recurrence has no `compiled`; use --mode graph or eager")
     return arguments
 
 

@@ -1,4 +1,4 @@
 // One step of AdamW with a shadow in bf16.
-#include "adamw_narrow.cuh"
+#include "adamw.cuh"
 
-ADAMW_ENTRY(adamw_bf16, bf16, false)
+ADAMW_SHADOW_ENTRY(adamw_bf16, bf16, false)

@@ -1,4 +1,4 @@
 // One step of AdamW with a shadow in f16 and gradients that carry a loss scale.
-#include "adamw_narrow.cuh"
+#include "adamw.cuh"
 
-ADAMW_ENTRY(adamw_f16, f16, true)
+ADAMW_SHADOW_ENTRY(adamw_f16, f16, true)

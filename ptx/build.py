@@ -53,7 +53,7 @@ def headers_of(path):
     """The headers that a file includes, and those that they include, by name."""
     found, open_files = {}, [path]
     while open_files:
-        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', open_files.pop().read_text(), re.M):
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', open_files.pop().read_text("utf-8"), re.M):
             if name not in found:
                 found[name] = HERE / name
                 open_files.append(found[name])

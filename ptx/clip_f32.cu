@@ -1,102 +1,14 @@
-// The gradient norm from the partial sums of squares, and the step's decision (src/op/clip.rs).
+// The norm of the gradients and the step's decision. One block.
+#include "clip.cuh"
 
-// Words of the scalars slot, and of the report slot (src/op/step_values.rs).
-#define SCALAR_MAX_NORM 4
-#define SCALAR_SPIKE_NORM 5
-#define NON_FINITE_LOSS 1u
-#define NON_FINITE_NORM 2u
-#define SPIKE 4u
-#define CANONICAL_NAN 0x7fc00000u
-
-// Chunks that a warp folds together, so that their loads and exchanges overlap.
-#define TOGETHER 4
-
-__device__ __forceinline__ unsigned canonical_bits(float x)
-{
-    return x != x ? CANONICAL_NAN : __float_as_uint(x);
-}
-
-// Folds `count` leaves, at most 32, one a lane: neighbours pairwise, an odd one carried up as it is, which
-// is the balanced tree. The result is in lane 0.
-__device__ __forceinline__ double fold_warp(double leaf, unsigned lane, unsigned count)
-{
-#pragma unroll
-    for (unsigned s = 1; s < 32; s *= 2) {
-        const double right = __shfl_down_sync(0xffffffffu, leaf, s);
-        if (lane % (2 * s) == 0 && lane + s < count) {
-            leaf = __dadd_rn(leaf, right);
-        }
-    }
-    return leaf;
-}
-
-// One level: 32 leaves become one. Chunk c of `from` goes to to[c]; the two may be the same memory only
-// when one warp holds all chunks.
-__device__ __forceinline__ void fold_level(const double* from, unsigned n, double* to)
-{
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const unsigned chunks = (n + 31) / 32;
-    for (unsigned first = warp * TOGETHER; first < chunks; first += warps * TOGETHER) {
-        double leaf[TOGETHER];
-#pragma unroll
-        for (unsigned j = 0; j < TOGETHER; j++) {
-            const unsigned at = (first + j) * 32 + lane;
-            leaf[j] = at < n ? from[at] : 0.0;
-        }
-#pragma unroll
-        for (unsigned j = 0; j < TOGETHER; j++) {
-            const unsigned start = (first + j) * 32;
-            const unsigned count = start < n ? n - start : 0;
-            leaf[j] = fold_warp(leaf[j], lane, count);
-            if (lane == 0 && count > 0) {
-                to[first + j] = leaf[j];
-            }
-        }
-    }
-    __syncthreads();
-}
-
-__device__ __forceinline__ void decide(double squares, float loss, const float* scalars, unsigned* report)
-{
-    const double norm = __dsqrt_rn(squares);
-    const double ratio = __ddiv_rn((double)scalars[SCALAR_MAX_NORM], __dadd_rn(norm, 1e-6));
-    // A NaN is not below one, as `f64::min` has it.
-    const double coefficient = ratio < 1.0 ? ratio : 1.0;
-    const bool loss_finite = (__float_as_uint(loss) & 0x7f800000u) != 0x7f800000u;
-    const bool norm_finite = ((unsigned long long)__double_as_longlong(norm) >> 52 & 0x7ff) != 0x7ff;
-    unsigned dropped = 0;
-    dropped |= loss_finite ? 0 : NON_FINITE_LOSS;
-    dropped |= norm_finite ? 0 : NON_FINITE_NORM;
-    dropped |= norm > (double)scalars[SCALAR_SPIKE_NORM] ? SPIKE : 0;
-    report[0] = canonical_bits(loss);
-    report[1] = canonical_bits(__double2float_rn(norm));
-    report[2] = canonical_bits(__double2float_rn(coefficient));
-    report[3] = dropped == 0;
-    report[4] = dropped;
-    report[5] = 0;
-    report[6] = 0;
-    report[7] = 0;
-}
-
-// One block. Dynamic shared memory: a double for every 32 partials and one for every 1,024, rounded up.
 extern "C" __global__ void __launch_bounds__(1024) clip_f32(
     const double* __restrict__ partials, const float* __restrict__ loss, const float* __restrict__ scalars,
     unsigned* __restrict__ report, unsigned n)
 {
     extern __shared__ double levels[];
-    double* even = levels;
-    double* odd = levels + (n + 31) / 32;
     const float step_loss = loss[0];
-    fold_level(partials, n, even);
-    unsigned count = (n + 31) / 32;
-    while (count > 1) {
-        fold_level(even, count, odd);
-        double* swap = even;
-        even = odd;
-        odd = swap;
-        count = (count + 31) / 32;
-    }
+    const double squares = clip::sum_of(partials, n, levels);
     if (threadIdx.x == 0) {
-        decide(n > 0 ? even[0] : 0.0, step_loss, scalars, report);
+        clip::decide<false>(squares, step_loss, scalars, report, nullptr, 0);
     }
 }

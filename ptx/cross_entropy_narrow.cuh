@@ -55,7 +55,7 @@ struct Gradient {
     float factor;
     // The loss scale, a power of two.
     float scale;
-    // Whether every exponential of the row is normal.
+    // Whether every exponential of the row is normal, and the factor finite.
     bool normal;
 
     __device__ __forceinline__ float scaled(float x) const { return SCALED ? __fmul_rn(x, scale) : x; }
@@ -77,6 +77,8 @@ struct Gradient {
             for (int i = 0; i < 8; i++) {
                 x.v[i] = of<true>(x.v[i]);
             }
+            // Normal exponentials and a finite factor make no NaN.
+            return narrow::round8<H>(x);
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -113,8 +115,8 @@ struct Range {
     unsigned least;
 
     __device__ __forceinline__ Range()
-        : most(narrow::narrow2(MINUS_INFINITY, MINUS_INFINITY, H())),
-          least(narrow::narrow2(-MINUS_INFINITY, -MINUS_INFINITY, H()))
+        : most(narrow::round2(MINUS_INFINITY, MINUS_INFINITY, H())),
+          least(narrow::round2(-MINUS_INFINITY, -MINUS_INFINITY, H()))
     {
     }
     __device__ __forceinline__ void take(uint4 x)
@@ -308,7 +310,7 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
             due = next;
             due_row.lse = scored.row.lse;
             due_row.factor = scored.row.factor;
-            due_row.normal = ordinary && __fsub_rn(min, scored.row.lse) >= LEAST_NORMAL;
+            due_row.normal = ordinary && is_finite(scored.row.factor) && __fsub_rn(min, scored.row.lse) >= LEAST_NORMAL;
             due_target = target;
             due_value = due_row.of_target(x_target);
         }

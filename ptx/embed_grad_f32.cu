@@ -138,18 +138,20 @@ __device__ __forceinline__ unsigned segment_of(unsigned tokens) { return ((token
 __device__ __forceinline__ void list_segment(const Params& p, Found& found, unsigned* list) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x & 31u, before = (1u << lane) - 1;
     const unsigned mask = (1u << p.shift) - 1, segment = segment_of(p.tokens);
+    // Positions of a thread that are read together.
+    constexpr int TOGETHER = 8;
     const unsigned from = warp * segment;
     const unsigned to = from + segment < p.tokens ? from + segment : p.tokens;
     unsigned n = 0;
-    for (unsigned base = from; base < to; base += 128) {
-        unsigned id[4];
+    for (unsigned base = from; base < to; base += 32 * TOGETHER) {
+        unsigned id[TOGETHER];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < TOGETHER; ++i) {
             const unsigned t = base + 32 * i + lane;
             id[i] = t < to ? (unsigned)p.ids[t] : 0xffffffffu;
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < TOGETHER; ++i) {
             const bool hit = id[i] < p.vocab && (id[i] & mask) == blockIdx.x;
             const unsigned all = __ballot_sync(WHOLE_WARP, hit);
             if (all == 0) continue;

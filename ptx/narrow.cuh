@@ -1,5 +1,5 @@
 // Elements stored as bf16 or f16 (src/num/element.rs). Widening is exact; narrowing rounds once, to nearest with
-// ties to even, and what is too large becomes an infinity. A NaN stays one; its bits are no part of the contract.
+// ties to even, and what is too large becomes an infinity, and a NaN the canonical one of the format.
 #pragma once
 
 namespace narrow {
@@ -47,8 +47,8 @@ __device__ __forceinline__ float2 widen2(unsigned word, f16) {
 #endif
 }
 
-/// The word with `a` in its lower half.
-__device__ __forceinline__ unsigned narrow2(float a, float b, bf16) {
+/// The word with `a` in its lower half; 7fff stands for a NaN, as the device's conversion has it.
+__device__ __forceinline__ unsigned round2(float a, float b, bf16) {
 #ifdef BITSTEP_HOST
     return nearest(a, bf16()) | (unsigned)nearest(b, bf16()) << 16;
 #else
@@ -57,7 +57,7 @@ __device__ __forceinline__ unsigned narrow2(float a, float b, bf16) {
     return word;
 #endif
 }
-__device__ __forceinline__ unsigned narrow2(float a, float b, f16) {
+__device__ __forceinline__ unsigned round2(float a, float b, f16) {
 #ifdef BITSTEP_HOST
     return nearest(a, f16()) | (unsigned)nearest(b, f16()) << 16;
 #else
@@ -65,6 +65,31 @@ __device__ __forceinline__ unsigned narrow2(float a, float b, f16) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
     return word;
 #endif
+}
+
+/// The canonical NaN.
+__device__ __forceinline__ unsigned nan_bits(bf16) { return 0x7fc0; }
+__device__ __forceinline__ unsigned nan_bits(f16) { return 0x7e00; }
+
+/// Not zero where a half of `word` is 7fff; only then.
+__device__ __forceinline__ unsigned nan_halves(unsigned word) {
+    const unsigned off = word ^ 0x7fff7fffu;
+    return (off - 0x00010001u) & ~off & 0x80008000u;
+}
+
+/// The word with canonical NaNs.
+template <typename H>
+__device__ __forceinline__ unsigned canonical2(unsigned word) {
+    if ((word & 0xffffu) == 0x7fffu) word = (word & 0xffff0000u) | nan_bits(H());
+    if (word >> 16 == 0x7fffu) word = (word & 0xffffu) | nan_bits(H()) << 16;
+    return word;
+}
+
+/// The word with `a` in its lower half, both as they are stored.
+template <typename H>
+__device__ __forceinline__ unsigned narrow2(float a, float b, H) {
+    const unsigned word = round2(a, b, H());
+    return nan_halves(word) == 0 ? word : canonical2<H>(word);
 }
 
 /// One element.
@@ -80,7 +105,8 @@ __device__ __forceinline__ float widen(f16 x) {
 }
 template <typename H>
 __device__ __forceinline__ H narrowed(float x) {
-    return H{(unsigned short)narrow2(x, x, H())};
+    const unsigned half = round2(x, x, H()) & 0xffffu;
+    return H{(unsigned short)(half == 0x7fffu ? nan_bits(H()) : half)};
 }
 
 /// The greater and the smaller of each half; `max_nan` gives a NaN where one is a NaN.
@@ -88,7 +114,7 @@ __device__ __forceinline__ unsigned max_nan2(unsigned a, unsigned b, bf16) {
 #ifdef BITSTEP_HOST
     const float2 x = widen2(a, bf16()), y = widen2(b, bf16());
     const float nan = __uint_as_float(0x7fc00000u);
-    return narrow2(x.x != x.x || y.x != y.x ? nan : fmaxf(x.x, y.x), x.y != x.y || y.y != y.y ? nan : fmaxf(x.y, y.y), bf16());
+    return round2(x.x != x.x || y.x != y.x ? nan : fmaxf(x.x, y.x), x.y != x.y || y.y != y.y ? nan : fmaxf(x.y, y.y), bf16());
 #else
     unsigned y;
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
@@ -99,7 +125,7 @@ __device__ __forceinline__ unsigned max_nan2(unsigned a, unsigned b, f16) {
 #ifdef BITSTEP_HOST
     const float2 x = widen2(a, f16()), y = widen2(b, f16());
     const float nan = __uint_as_float(0x7fc00000u);
-    return narrow2(x.x != x.x || y.x != y.x ? nan : fmaxf(x.x, y.x), x.y != x.y || y.y != y.y ? nan : fmaxf(x.y, y.y), f16());
+    return round2(x.x != x.x || y.x != y.x ? nan : fmaxf(x.x, y.x), x.y != x.y || y.y != y.y ? nan : fmaxf(x.y, y.y), f16());
 #else
     unsigned y;
     asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
@@ -109,7 +135,7 @@ __device__ __forceinline__ unsigned max_nan2(unsigned a, unsigned b, f16) {
 __device__ __forceinline__ unsigned min2(unsigned a, unsigned b, bf16) {
 #ifdef BITSTEP_HOST
     const float2 x = widen2(a, bf16()), y = widen2(b, bf16());
-    return narrow2(fminf(x.x, y.x), fminf(x.y, y.y), bf16());
+    return round2(fminf(x.x, y.x), fminf(x.y, y.y), bf16());
 #else
     unsigned y;
     asm("min.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
@@ -119,7 +145,7 @@ __device__ __forceinline__ unsigned min2(unsigned a, unsigned b, bf16) {
 __device__ __forceinline__ unsigned min2(unsigned a, unsigned b, f16) {
 #ifdef BITSTEP_HOST
     const float2 x = widen2(a, f16()), y = widen2(b, f16());
-    return narrow2(fminf(x.x, y.x), fminf(x.y, y.y), f16());
+    return round2(fminf(x.x, y.x), fminf(x.y, y.y), f16());
 #else
     unsigned y;
     asm("min.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
@@ -136,7 +162,10 @@ __device__ __forceinline__ float4 load4(const H* p) {
 }
 template <typename H>
 __device__ __forceinline__ void store4(H* p, float4 v) {
-    *reinterpret_cast<uint2*>(p) = make_uint2(narrow2(v.x, v.y, H()), narrow2(v.z, v.w, H()));
+    uint2 words = make_uint2(round2(v.x, v.y, H()), round2(v.z, v.w, H()));
+    // NaNs are rare: one question for all.
+    if ((nan_halves(words.x) | nan_halves(words.y)) != 0) words = make_uint2(canonical2<H>(words.x), canonical2<H>(words.y));
+    *reinterpret_cast<uint2*>(p) = words;
 }
 
 /// Eight elements at a multiple of 16 bytes.
@@ -149,9 +178,15 @@ __device__ __forceinline__ Octet widen8(uint4 words) {
     return {{a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y}};
 }
 template <typename H>
+__device__ __forceinline__ uint4 round8(const Octet& x) {
+    return make_uint4(round2(x.v[0], x.v[1], H()), round2(x.v[2], x.v[3], H()), round2(x.v[4], x.v[5], H()),
+                      round2(x.v[6], x.v[7], H()));
+}
+template <typename H>
 __device__ __forceinline__ uint4 narrow8(const Octet& x) {
-    return make_uint4(narrow2(x.v[0], x.v[1], H()), narrow2(x.v[2], x.v[3], H()), narrow2(x.v[4], x.v[5], H()),
-                      narrow2(x.v[6], x.v[7], H()));
+    const uint4 w = round8<H>(x);
+    if ((nan_halves(w.x) | nan_halves(w.y) | nan_halves(w.z) | nan_halves(w.w)) == 0) return w;
+    return make_uint4(canonical2<H>(w.x), canonical2<H>(w.y), canonical2<H>(w.z), canonical2<H>(w.w));
 }
 template <typename H>
 __device__ __forceinline__ Octet load8(const H* p) {

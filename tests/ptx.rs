@@ -6,14 +6,16 @@ use std::path::Path;
 use bitstep::cuda::call::{Arg, DeviceShape, KernelLaunch};
 use bitstep::cuda::issue::launches;
 use bitstep::cuda::module::stem_of;
-use bitstep::cuda::pairs;
 use bitstep::cuda::precision::has_kernels;
 use bitstep::cuda::probe::{Instruction, plan};
 use bitstep::cuda::probe_cases::{Category, Tiles};
 use bitstep::cuda::ptx::PTX;
+use bitstep::cuda::together::groups;
 use bitstep::layout::PlacedCall;
 use bitstep::model::decoder::Decoder;
-use bitstep::model::{Family, ModelConfig};
+use bitstep::model::mamba::{Mamba, Windows};
+use bitstep::model::mamba_config::{Decay, MambaFamily};
+use bitstep::model::{Family, MambaConfig, ModelConfig};
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::Op;
 use bitstep::plan::{Plan, PlanConfig, ProgramKind};
@@ -178,7 +180,45 @@ fn plans() -> Vec<Plan> {
             }
         }
     }
+    mamba_plans(&mut plans);
     plans
+}
+
+/// The same for Mamba, with every number of states that has a kernel of its own.
+fn mamba_plans(plans: &mut Vec<Plan>) {
+    for (batch, seq_len, d_model, d_state, d_conv) in [
+        (32, 32, 128, 16, 4),
+        (8, 512, 768, 16, 4),
+        (1, 3, 5, 7, 2),
+        (2, 70, 40, 8, 4),
+        (2, 9, 16, 32, 3),
+        (1, 40, 16, 64, 16),
+    ] {
+        let config = MambaConfig {
+            family: MambaFamily::Mamba,
+            vocab_size: 40,
+            d_model,
+            n_layers: 1,
+            expand: 2,
+            d_state,
+            d_conv,
+            dt_rank: 3,
+            rms_norm_eps: 1e-5,
+            tie_embeddings: true,
+            init_std: 0.02,
+            decay: Decay::Reference,
+        };
+        for windows in [Windows::Separate, Windows::Carried] {
+            let model = Mamba::new(config.clone()).with_windows(windows);
+            for math in Math::ALL {
+                let config = PlanConfig {
+                    math,
+                    ..PlanConfig::of(batch, seq_len)
+                };
+                plans.push(Plan::build(&model, config).expect("plans"));
+            }
+        }
+    }
 }
 
 /// Fails unless a launch passes the parameters that its kernel takes.
@@ -192,13 +232,15 @@ fn assert_signature(launch: &KernelLaunch, index: &Value) {
 #[test]
 fn every_launch_has_the_signature_of_its_kernel() {
     let index = index();
-    let (mut reached, mut paired) = (BTreeSet::new(), BTreeSet::new());
+    let (mut reached, mut together) = (BTreeSet::new(), BTreeSet::new());
     for plan in plans() {
         for kind in [ProgramKind::Step, ProgramKind::Evaluate] {
             let calls = plan.layout.place(plan.calls(kind));
-            for launch in pairs::launches(&calls, &DEVICE).into_iter().flatten() {
-                assert_signature(&launch, &index);
-                paired.insert(launch.entry);
+            for group in groups(&calls, &DEVICE).into_iter().flatten() {
+                for launch in &group.launches.launches {
+                    assert_signature(launch, &index);
+                    together.insert(launch.entry);
+                }
             }
             let served = |call: &PlacedCall| has_kernels(&call.call.op).is_ok();
             for call in calls.into_iter().filter(served) {
@@ -211,11 +253,11 @@ fn every_launch_has_the_signature_of_its_kernel() {
         }
     }
     assert!(
-        reached.len() > 200,
+        reached.len() > 240,
         "only {} kernels were reached",
         reached.len()
     );
-    assert!(paired.len() >= 3, "only {paired:?} were reached");
+    assert!(together.len() >= 4, "only {together:?} were reached");
 }
 
 /// The kernel is one for the storage of the op's precision. One that only clears a sum serves all, and products

@@ -19,12 +19,14 @@ use crate::any_device::AnyDevice;
 use crate::backend::{ArenaId, Backend};
 use crate::data::Batch;
 use crate::engine::guard::{Facts, Guard};
-use crate::engine::run::Run;
+use crate::engine::run::{Run, backbone_plan_of, plan_of};
 use crate::engine::snapshot::Snapshot;
 use crate::engine::step::Observe;
 use crate::error::{DeviceError, Error, ExitCode, StepError};
 use crate::io::Recipe;
 use crate::layout::{Layout, PlacedCall};
+use crate::num::normal::fill_normal;
+use crate::num::philox::{Philox, Purpose};
 use crate::plan::{Plan, ProgramKind};
 use crate::program::SlotTable;
 
@@ -41,6 +43,9 @@ pub struct Bench {
     /// Timed steps of each kind, eager and replayed
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     steps: u32,
+    /// Time the layers alone: features in and out, the gradient of what comes out given; Mamba alone
+    #[arg(long)]
+    backbone: bool,
     #[command(flatten)]
     device: DeviceArguments,
     /// Also give each op's time, bytes and arithmetic, and its share of the device's limit
@@ -56,7 +61,14 @@ impl Bench {
     pub fn run(self, start: Instant) -> Outcome {
         let recipe = Recipe::from_path(&self.recipe)?;
         let backend = self.device.open()?;
-        let run = super::memory::open_reported(recipe, &backend)?;
+        let plan = match self.backbone {
+            true => backbone_plan_of(&recipe)?,
+            false => plan_of(&recipe)?,
+        };
+        let mut run = super::memory::open_reported(recipe, plan, &backend)?;
+        if self.backbone {
+            write_features(&mut run)?;
+        }
         let measured = self.measure(run, &backend, start)?;
         match self.json {
             true => say!("{}", measured.json()),
@@ -73,7 +85,8 @@ impl Bench {
     ) -> Result<Measured, Error> {
         // Warm-up, capture and proof, as a training run has them, up to the first replay.
         for _ in 0..=run.recipe.warmup_steps {
-            run.step(None)?;
+            let batch = next_batch(&run)?;
+            run.trainer.step(&batch)?;
         }
         let first_replay_ms = milliseconds(start);
         let mut replayed_ms = Vec::new();
@@ -182,8 +195,24 @@ fn milliseconds(since: Instant) -> f64 {
 }
 
 fn next_batch(run: &Run<AnyDevice>) -> Result<Batch, Error> {
-    let step = run.trainer.session().progress().taken;
-    Ok(run.loader.batch_at(step)?)
+    let session = run.trainer.session();
+    match session.plan().backbone {
+        Some(_) => Ok(session.no_tokens()),
+        None => Ok(run.loader.batch_at(session.progress().taken)?),
+    }
+}
+
+/// Normally distributed features and gradients, those of a loss that is the mean of its elements.
+fn write_features(run: &mut Run<AnyDevice>) -> Result<(), Error> {
+    let (seed, width) = (run.recipe.seed, run.recipe.model_config()?.d_model());
+    let session = run.trainer.session_mut();
+    let elements = session.plan().tokens() * width;
+    let [mut features, mut gradient] = [0, 0].map(|_| vec![0.0; elements]);
+    // Streams that no parameter has.
+    let numbers = |stream| Philox::new(seed, Purpose::Init, stream);
+    fill_normal(&mut features, numbers(u32::MAX), 1.0);
+    fill_normal(&mut gradient, numbers(u32::MAX - 1), 1.0 / elements as f32);
+    Ok(session.write_features(&features, &gradient)?)
 }
 
 /// What the checks before a replay cost: the graph's own and the guard's, over this run's slots.

@@ -17,18 +17,31 @@ use crate::plan::{Plan, ProgramKind};
 /// # Errors
 /// A plan that does not fit, before anything is allocated; else as [`Run::open`].
 pub fn open(recipe: Recipe, backend: &AnyDevice) -> Result<(Run<AnyDevice>, String), Error> {
-    let plan = Arc::new(plan_of(&recipe)?);
+    let plan = plan_of(&recipe)?;
+    open_planned(recipe, plan, backend)
+}
+
+fn open_planned(
+    recipe: Recipe,
+    plan: Plan,
+    backend: &AnyDevice,
+) -> Result<(Run<AnyDevice>, String), Error> {
+    let plan = Arc::new(plan);
     let table = check(&plan, backend)?;
     let run = Run::open_planned(recipe, plan, backend.clone())?;
     Ok((run, table))
 }
 
-/// As [`open`], with the table written to standard error.
+/// As [`open`], with a plan of the recipe and the table written to standard error.
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_reported(recipe: Recipe, backend: &AnyDevice) -> Result<Run<AnyDevice>, Error> {
-    let (run, table) = open(recipe, backend)?;
+pub fn open_reported(
+    recipe: Recipe,
+    plan: Plan,
+    backend: &AnyDevice,
+) -> Result<Run<AnyDevice>, Error> {
+    let (run, table) = open_planned(recipe, plan, backend)?;
     output::note(table);
     Ok(run)
 }

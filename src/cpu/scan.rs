@@ -9,11 +9,15 @@ use super::context::CpuContext;
 use super::rows::expect_len;
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
-use crate::num::{exp, sigmoid, softplus};
-use crate::op::scan::{Scan, ScanShape};
+use crate::model::mamba_config::D_STATE_MAX;
+use crate::num::{decay, exp, sigmoid, softplus};
+use crate::op::scan::{STATE_GROUP, Scan, ScanShape};
 
 /// Channels of a task: a power of two, so that a task's channels are a whole branch of the tree over them.
 pub(super) const WIDTH: usize = 32;
+
+/// log2(e), rounded once.
+const LOG2_E: f32 = f32::from_bits(0x3fb8_aa3b);
 
 /// One number a channel of a task; those beyond the last channel are computed and left out.
 pub(super) type Lanes = [f32; WIDTH];
@@ -49,6 +53,7 @@ impl<'a> Inputs<'a> {
             dt_bias: operands.read(first + 6)?,
         };
         let (rows, d, n) = (shape.rows(), shape.d_inner, shape.d_state);
+        expect_len("d_state", n.min(D_STATE_MAX), n)?;
         expect_len("u", rows * d, inputs.u.len())?;
         expect_len("dt", rows * d, inputs.dt.len())?;
         expect_len("bc", rows * 2 * n, inputs.bc.len())?;
@@ -115,6 +120,8 @@ impl Part {
 pub(super) struct Weights {
     /// `A_n = -exp(a_log_n)`.
     pub a: Vec<Lanes>,
+    /// `A_n · log2(e)`.
+    pub rates: Vec<Lanes>,
     pub skip: Lanes,
     pub dt_bias: Lanes,
 }
@@ -125,13 +132,16 @@ impl Weights {
         let n = inputs.shape.d_state;
         let mut a = vec![[0.0; WIDTH]; n];
         part.states(inputs.a_log, n, &mut a);
-        for lanes in &mut a {
-            for x in lanes {
-                *x = -exp(*x);
+        let mut rates = a.clone();
+        for (a, rates) in a.iter_mut().zip(&mut rates) {
+            for (a, rate) in a.iter_mut().zip(rates) {
+                *a = -exp(*a);
+                *rate = *a * LOG2_E;
             }
         }
         Weights {
             a,
+            rates,
             skip: part.lanes(inputs.skip, 0),
             dt_bias: part.lanes(inputs.dt_bias, 0),
         }
@@ -179,14 +189,55 @@ impl<'a> Position<'a> {
     }
 }
 
-/// `exp(delta · A_n)`.
+/// `decay(delta · rate_n)`.
 #[inline(always)]
-pub(super) fn decay(delta: &Lanes, a: &Lanes) -> Lanes {
-    let mut decay = [0.0; WIDTH];
+pub(super) fn decays(delta: &Lanes, rate: &Lanes) -> Lanes {
+    let mut decays = [0.0; WIDTH];
     for i in 0..WIDTH {
-        decay[i] = exp(delta[i] * a[i]);
+        decays[i] = decay(delta[i] * rate[i]);
     }
-    decay
+    decays
+}
+
+/// A sum over states: a chain for each group, and the tree over the groups.
+pub(super) struct StateSum {
+    groups: [Lanes; GROUPS],
+    count: usize,
+}
+
+/// Groups of the most states.
+const GROUPS: usize = D_STATE_MAX.div_ceil(STATE_GROUP);
+
+impl StateSum {
+    #[inline(always)]
+    pub fn new(d_state: usize) -> Self {
+        StateSum {
+            groups: [[0.0; WIDTH]; GROUPS],
+            count: d_state.div_ceil(STATE_GROUP).min(GROUPS),
+        }
+    }
+
+    /// The chain that state `n` goes to.
+    #[inline(always)]
+    pub fn chain(&mut self, n: usize) -> &mut Lanes {
+        &mut self.groups[n / STATE_GROUP % GROUPS]
+    }
+
+    #[inline(always)]
+    pub fn total(mut self) -> Lanes {
+        // Level by level: neighbours, then neighbours of those; one without a neighbour stays.
+        let mut span = 1;
+        while span < self.count {
+            for i in (0..self.count - span).step_by(2 * span) {
+                let right = self.groups[i + span];
+                for (left, right) in self.groups[i].iter_mut().zip(right) {
+                    *left += right;
+                }
+            }
+            span *= 2;
+        }
+        self.groups[0]
+    }
 }
 
 /// `h = fma(decay, h, step · b)`.
@@ -240,6 +291,10 @@ impl Task for Forward<'_> {
         if let Some(state) = self.state {
             part.states(state, shape.d_state, &mut h);
         }
+        // No state changes, unless a rate is not finite.
+        for (h, rate) in h.iter_mut().zip(&weights.rates) {
+            accumulate(h, rate, 0.0);
+        }
         let mut scanned = Scanned {
             out: Vec::with_capacity(shape.seq_len * part.count),
             starts: Vec::with_capacity(shape.chunks() * part.count * shape.d_state),
@@ -250,11 +305,12 @@ impl Task for Forward<'_> {
                 part.store_states(&h, &mut scanned.starts);
             }
             let at = Position::at(inputs, part, &weights.dt_bias, t);
-            let mut y = [0.0; WIDTH];
+            let mut sum = StateSum::new(shape.d_state);
             for (n, h) in h.iter_mut().enumerate() {
-                advance(h, &decay(&at.delta, &weights.a[n]), &at.step, at.b[n]);
-                accumulate(&mut y, h, at.c[n]);
+                advance(h, &decays(&at.delta, &weights.rates[n]), &at.step, at.b[n]);
+                accumulate(sum.chain(n), h, at.c[n]);
             }
+            let mut y = sum.total();
             let gate = silu(&at.z);
             for i in 0..WIDTH {
                 y[i] = weights.skip[i].mul_add(at.u[i], y[i]) * gate[i];

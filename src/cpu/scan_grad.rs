@@ -6,13 +6,17 @@ use super::arena::Operands;
 use super::context::CpuContext;
 use super::rows::{expect_len, fold};
 use super::scan::{
-    Inputs, Lanes, Part, Position, WIDTH, Weights, accumulate, advance, decay, place_rows,
+    Inputs, Lanes, Part, Position, StateSum, WIDTH, Weights, accumulate, advance, decays,
+    place_rows,
 };
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
 use crate::num::sigmoid;
 use crate::num::tree::TreeFold;
 use crate::op::scan::{ScanGrad, ScanShape};
+
+/// ln 2, rounded once.
+const LN_2: f32 = f32::from_bits(0x3f31_7218);
 
 struct Backward<'a> {
     inputs: Inputs<'a>,
@@ -78,7 +82,7 @@ impl Backward<'_> {
             let at = Position::at(&self.inputs, part, &weights.dt_bias, t);
             let (before, after) = chunk.states.split_at_mut((i + 1) * n);
             for k in 0..n {
-                let a = decay(&at.delta, &weights.a[k]);
+                let a = decays(&at.delta, &weights.rates[k]);
                 let mut h = before[i * n + k];
                 advance(&mut h, &a, &at.step, at.b[k]);
                 after[k] = h;
@@ -104,10 +108,11 @@ impl Backward<'_> {
         let before = &chunk.states[i * n..][..n];
         let after = &chunk.states[(i + 1) * n..][..n];
         let decays = &chunk.decays[i * n..][..n];
-        let mut y = [0.0; WIDTH];
-        for (h, &c) in after.iter().zip(at.c) {
-            accumulate(&mut y, h, c);
+        let mut sum = StateSum::new(n);
+        for (k, h) in after.iter().enumerate() {
+            accumulate(sum.chain(k), h, at.c[k]);
         }
+        let y = sum.total();
         let (mut dy, mut dz) = ([0.0; WIDTH], [0.0; WIDTH]);
         for j in 0..WIDTH {
             let y = weights.skip[j].mul_add(at.u[j], y[j]);
@@ -115,28 +120,30 @@ impl Backward<'_> {
             dy[j] = dout[j] * (z * s);
             dz[j] = (dout[j] * y) * (s * z.mul_add(1.0 - s, 1.0));
         }
-        let (mut p, mut q) = ([0.0; WIDTH], [0.0; WIDTH]);
+        let (mut p, mut q) = (StateSum::new(n), StateSum::new(n));
         let dbc = &mut out.dbc[t * 2 * n..][..2 * n];
         for k in 0..n {
             let (g, a) = (&mut sums.g[k], &decays[k]);
             let (mut db, mut dc) = ([0.0; WIDTH], [0.0; WIDTH]);
             accumulate(g, &dy, at.c[k]);
-            accumulate(&mut p, g, at.b[k]);
+            accumulate(p.chain(k), g, at.b[k]);
+            let (q, rate) = (q.chain(k), &weights.rates[k]);
             for j in 0..WIDTH {
                 db[j] = g[j] * at.step[j];
                 dc[j] = dy[j] * after[k][j];
-                let f = ((g[j] * before[k][j]) * a[j]) * weights.a[k][j];
-                q[j] += f;
-                sums.da_log[k][j] = f.mul_add(at.delta[j], sums.da_log[k][j]);
                 g[j] *= a[j];
+                let e = g[j] * before[k][j];
+                q[j] = rate[j].mul_add(e, q[j]);
+                sums.da_log[k][j] = e.mul_add(at.delta[j], sums.da_log[k][j]);
             }
             dbc[k] = tree(&mut db[..part.count]);
             dbc[n + k] = tree(&mut dc[..part.count]);
         }
+        let (p, q) = (p.total(), q.total());
         let (mut du, mut ddt) = ([0.0; WIDTH], [0.0; WIDTH]);
         for j in 0..WIDTH {
             du[j] = weights.skip[j].mul_add(dy[j], p[j] * at.delta[j]);
-            ddt[j] = p[j].mul_add(at.u[j], q[j]) * sigmoid(at.raw[j]);
+            ddt[j] = p[j].mul_add(at.u[j], q[j] * LN_2) * sigmoid(at.raw[j]);
             sums.dskip[j] = dy[j].mul_add(at.u[j], sums.dskip[j]);
             sums.ddt_bias[j] += ddt[j];
         }
@@ -186,6 +193,11 @@ impl Task for Backward<'_> {
             self.chunk(&weights, index, &mut chunk);
             for (i, t) in positions(&shape, index).enumerate().rev() {
                 self.position(&weights, (&chunk, i), t, (&mut sums, &mut out));
+            }
+        }
+        for (sums, a) in sums.da_log.iter_mut().zip(&weights.a) {
+            for (sum, a) in sums.iter_mut().zip(a) {
+                *sum *= a;
             }
         }
         part.store_states(&sums.da_log, &mut out.da_log);

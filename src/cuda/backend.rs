@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::arena::{CudaArena, Pinned};
-use super::call::{CallLaunches, KernelLaunch};
+use super::call::CallLaunches;
 use super::device::Device;
 use super::digest::{self, DigestPlan};
 use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
@@ -12,9 +12,9 @@ use super::identity::Identity;
 use super::issue::{fold, launches, resolve};
 use super::launch::launch;
 use super::module::Modules;
-use super::pairs;
 use super::precision::has_kernels;
 use super::products::{GemmChoice, LibraryProduct, Products, Provider, library_product};
+use super::together::{self, Group};
 use crate::backend::{
     ArenaBytes, ArenaId, Backend, DeviceInfo, Execution, same_length, same_regions,
 };
@@ -84,6 +84,8 @@ impl CudaBackend {
         let planned = calls
             .iter()
             .map(|call| launches(&call.call.op, call, &shape));
+        let groups = self.groups(calls).into_iter().flatten();
+        let planned = planned.chain(groups.map(|group| group.launches));
         let (mut counters, mut partials) = (0, 0);
         for call in planned {
             counters = counters.max(call.zeroed_bytes);
@@ -209,24 +211,24 @@ impl CudaBackend {
         Ok(least)
     }
 
-    /// For each call the launch that serves it and the next one together, where there is one.
-    fn pairs(&self, calls: &[PlacedCall]) -> Vec<Option<KernelLaunch>> {
-        pairs::launches(calls, &self.device.shape())
+    /// For each call the group that begins with it, where there is one.
+    fn groups(&self, calls: &[PlacedCall]) -> Vec<Option<Group>> {
+        together::groups(calls, &self.device.shape())
     }
 
-    /// Issues calls one after another, pairs of them together; says what was issued.
+    /// Issues calls one after another, groups of them together; says what was issued.
     fn issue_all(&self, arena: &CudaArena, calls: &[PlacedCall]) -> Result<Expected, DeviceError> {
         let mut expected = Expected::new();
-        let mut both = None;
-        for (call, pair) in calls.iter().zip(self.pairs(calls)) {
-            match (both.take(), pair) {
-                // The launch before has served this call too.
-                (Some(()), _) => {}
-                (None, Some(kernel)) => {
-                    expected.extend(self.run(arena, kernel.into())?);
-                    both = Some(());
-                }
-                (None, None) => expected.extend(self.issue(arena, call)?),
+        // Calls that a group before them has served.
+        let mut served = 0;
+        for (call, group) in calls.iter().zip(self.groups(calls)) {
+            if served > 0 {
+                served -= 1;
+            } else if let Some(group) = group {
+                expected.extend(self.run(arena, group.launches)?);
+                served = group.calls - 1;
+            } else {
+                expected.extend(self.issue(arena, call)?);
             }
         }
         Ok(expected)
@@ -239,9 +241,9 @@ impl CudaBackend {
             let own = launches(&call.call.op, call, &shape).launches;
             own.into_iter().chain(fold(call, &shape).launches)
         });
-        let pairs = self.pairs(calls).into_iter().flatten();
+        let groups = self.groups(calls).into_iter().flatten();
         planned
-            .chain(pairs)
+            .chain(groups.flat_map(|group| group.launches.launches))
             .map(|kernel| kernel.entry)
             .chain(digest::ENTRIES)
             .collect()
@@ -275,6 +277,13 @@ impl CudaBackend {
         arena.read(results, &mut bytes)?;
         Ok(hashes(&bytes))
     }
+}
+
+fn is_product(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Matmul(_) | Op::MatmulGradInput(_) | Op::MatmulGradWeight(_)
+    )
 }
 
 /// Where the digests of a plan stand side by side, so that one copy brings all of them.
@@ -314,11 +323,14 @@ impl Backend for CudaBackend {
         let workspace = self.workspace(layout, calls);
         let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), workspace)?;
         self.modules.prepare(self.entries(calls))?;
-        // A pair is served by the engine's own kernel, so neither of its products needs another provider.
-        for (pair, both) in self.pairs(calls).iter().zip(calls.windows(2)) {
-            for call in both.iter().filter(|_| pair.is_some()) {
-                self.products.pin(call, Provider::Own);
-            }
+        // A group is served by the engine's own kernel: its products need no other provider.
+        for (first, group) in self.groups(calls).iter().enumerate() {
+            let of_group = group
+                .iter()
+                .flat_map(|group| &calls[first..][..group.calls]);
+            of_group
+                .filter(|call| is_product(&call.call.op))
+                .for_each(|call| self.products.pin(call, Provider::Own));
         }
         Ok(arena)
     }
@@ -330,11 +342,10 @@ impl Backend for CudaBackend {
     fn launch(&self, arena: &mut CudaArena, call: &PlacedCall) -> Result<(), DeviceError> {
         has_kernels(&call.call.op)?;
         self.device.bind()?;
-        let product = matches!(
-            call.call.op,
-            Op::Matmul(_) | Op::MatmulGradInput(_) | Op::MatmulGradWeight(_)
-        );
-        if product && self.products.lt.is_some() && self.products.pinned(call).is_none() {
+        if is_product(&call.call.op)
+            && self.products.lt.is_some()
+            && self.products.pinned(call).is_none()
+        {
             return self.admit(arena, call);
         }
         self.issue(arena, call).map(drop)
@@ -384,27 +395,20 @@ impl Backend for CudaBackend {
 
     fn executions(&self, calls: &[PlacedCall]) -> Vec<Execution> {
         let shape = self.device.shape();
-        let describe = |call: &PlacedCall| {
-            if let Some(Provider::Library(algorithm)) = self.products.pinned(call) {
-                return algorithm.describe();
-            }
-            let launches = launches(&call.call.op, call, &shape).launches;
-            let texts: Vec<String> = launches.iter().map(KernelLaunch::describe).collect();
-            texts.join(" + ")
+        let describe = |call: &PlacedCall| match self.products.pinned(call) {
+            Some(Provider::Library(algorithm)) => algorithm.describe(),
+            _ => launches(&call.call.op, call, &shape).describe(),
         };
-        let pairs = self.pairs(calls);
+        let groups = self.groups(calls);
         let kernel = |index: usize| {
-            let with = |first: usize| pairs.get(first).and_then(Option::as_ref);
-            let before = index
-                .checked_sub(1)
-                .and_then(|first| Some((first, with(first)?)));
-            match before.or_else(|| Some((index, with(index)?))) {
-                Some((first, both)) => {
-                    let (text, second) = (both.describe(), first + 1);
-                    format!("{text} for calls {first} and {second}")
-                }
-                None => describe(&calls[index]),
-            }
+            let of = |(first, group): (usize, &Option<Group>)| {
+                let group = group.as_ref().filter(|group| index < first + group.calls)?;
+                Some(group.describe(first))
+            };
+            let mut before = groups.iter().enumerate().take(index + 1);
+            before
+                .find_map(of)
+                .unwrap_or_else(|| describe(&calls[index]))
         };
         let calls = 0..calls.len();
         calls

@@ -50,6 +50,14 @@ pub struct CallLaunches {
     pub zeroed_bytes: usize,
 }
 
+impl CallLaunches {
+    /// The launches as the manifest's execution section lists them.
+    pub fn describe(&self) -> String {
+        let texts: Vec<String> = self.launches.iter().map(KernelLaunch::describe).collect();
+        texts.join(" + ")
+    }
+}
+
 /// One launch without a workspace.
 impl From<KernelLaunch> for CallLaunches {
     fn from(launch: KernelLaunch) -> Self {

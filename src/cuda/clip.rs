@@ -24,12 +24,22 @@ pub fn squares(op: &GradSquares, call: &PlacedCall, _device: &DeviceShape) -> Ca
     one("grad_squares_f32", (op.partials(), LANES), args)
 }
 
+/// Chunks of 32 partials; one where there are none.
+fn chunks(partials: usize) -> usize {
+    partials.div_ceil(WARP).max(1)
+}
+
+/// Numbers of 8 bytes that a block needs in shared memory to fold so many partials.
+pub(super) fn shared_doubles(partials: usize) -> usize {
+    chunks(partials) + chunks(partials).div_ceil(WARP)
+}
+
 /// The report of the step: one block. Its shared memory, 8.25 bytes for 32 partials, is the limit on
 /// their number: 850,000 on a GPU that gives a block 227 KB, as 14 billion parameters need.
 pub fn clip(op: &Clip, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
-    let chunks = op.partials.div_ceil(WARP).max(1);
+    let chunks = chunks(op.partials);
     let warps = chunks.div_ceil(TOGETHER).min(MOST_WARPS);
-    let doubles = chunks + chunks.div_ceil(WARP);
+    let doubles = shared_doubles(op.partials);
     let mut args: Vec<Arg> = call.reads.iter().map(|&r| Arg::Region(r)).collect();
     args.extend(call.writes.iter().map(|&r| Arg::Region(r)));
     args.push(Arg::U32(op.partials as u32));

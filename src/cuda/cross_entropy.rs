@@ -4,6 +4,7 @@ use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rows::{entry, vector_width};
 use super::tree_add::one;
 use crate::layout::PlacedCall;
+use crate::num::tree::TokenSum;
 use crate::op::cross_entropy::{CrossEntropy, LogitsAfter, LossSum};
 use crate::shape::DType;
 
@@ -87,6 +88,13 @@ fn kept_elements((vocab_size, size): (usize, usize), room: usize) -> usize {
     }
 }
 
+/// Leaves of a loss: pieces of all grains, the last grain counted as whole.
+pub(super) fn loss_places(sum: &TokenSum) -> usize {
+    let grain = sum.grain.clamp(1, sum.tokens.max(1));
+    let piece = sum.piece.clamp(1, sum.grain.max(1));
+    sum.tokens.div_ceil(grain) * grain.div_ceil(piece)
+}
+
 /// The loss: row losses in token order, cut as the op says, times one over the normaliser. One block.
 pub fn loss_sum(op: &LossSum, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
     let sum = op.sum;
@@ -94,7 +102,7 @@ pub fn loss_sum(op: &LossSum, call: &PlacedCall, _device: &DeviceShape) -> CallL
         sum.grain.clamp(1, sum.tokens.max(1)),
         sum.piece.clamp(1, sum.grain.max(1)),
     );
-    let places = sum.tokens.div_ceil(grain) * grain.div_ceil(piece);
+    let places = loss_places(&sum);
     let bytes = places * size_of::<f32>();
     let in_shared = bytes <= SMALL_SHARED;
     let threads = places.next_multiple_of(32).clamp(32, MOST_THREADS);

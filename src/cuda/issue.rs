@@ -3,7 +3,8 @@
 use super::arena::CudaArena;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::{
-    adamw, attention, bias, clip, cross_entropy, embed, matmul, rms_norm, rope, swiglu, tree_add,
+    adamw, attention, bias, carry_state, clip, conv1d, cross_entropy, embed, matmul, rms_norm,
+    rope, scan, split_columns, swiglu, tree_add,
 };
 use crate::layout::PlacedCall;
 use crate::op::Op;
@@ -29,14 +30,13 @@ pub fn launches(op: &Op, call: &PlacedCall, shape: &DeviceShape) -> CallLaunches
         Op::AttentionGradKeyValue(op) => attention::grad_key_value(op, call, shape),
         Op::SwiGlu(op) => swiglu::forward(op, call, shape),
         Op::SwiGluGrad(op) => swiglu::grad(op, call, shape),
-        // Refused before anything is issued: `precision::is_missing` lists them.
-        Op::Conv1d(_)
-        | Op::Conv1dGrad(_)
-        | Op::SplitColumns(_)
-        | Op::SplitColumnsGrad(_)
-        | Op::Scan(_)
-        | Op::ScanGrad(_)
-        | Op::CarryState(_) => CallLaunches::default(),
+        Op::Conv1d(op) => conv1d::forward(op, call, shape),
+        Op::Conv1dGrad(op) => conv1d::grad(op, call, shape),
+        Op::SplitColumns(op) => split_columns::forward(op, call, shape),
+        Op::SplitColumnsGrad(op) => split_columns::grad(op, call, shape),
+        Op::Scan(op) => scan::forward(op, call, shape),
+        Op::ScanGrad(op) => scan::grad(op, call, shape),
+        Op::CarryState(op) => carry_state::carry(op, call, shape),
         Op::CrossEntropy(op) => cross_entropy::forward(op, call, shape),
         Op::LossSum(op) => cross_entropy::loss_sum(op, call, shape),
         Op::TreeAdd(op) => tree_add::merge(op, call, shape),

@@ -1,7 +1,10 @@
 //! Which ops have kernels, and in which precision.
 
 use crate::error::DeviceError;
+use crate::model::mamba_config::{D_CONV_MAX, D_STATE_MAX};
 use crate::op::Op;
+use crate::op::conv1d::ConvShape;
+use crate::op::scan::ScanShape;
 use crate::shape::Math;
 
 /// Checks that there are kernels for an op and its precision.
@@ -24,24 +27,26 @@ pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
     }
 }
 
-/// Whether an op has no kernels on this device.
+/// The most positions from one stored state to the next that the scan's backward takes.
+const MOST_CHUNK: usize = 1024;
+
+/// Whether an op has no kernels on this device: a scan or a convolution of sizes that no model has.
 pub(super) fn is_missing(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Conv1d(_)
-            | Op::Conv1dGrad(_)
-            | Op::SplitColumns(_)
-            | Op::SplitColumnsGrad(_)
-            | Op::Scan(_)
-            | Op::ScanGrad(_)
-            | Op::CarryState(_)
-            | Op::Dequantise(_)
-            | Op::LoraDown(_)
-            | Op::LoraDownGradInput(_)
-            | Op::LoraUp(_)
-            | Op::LoraUpGradInput(_)
-            | Op::LoraUpGradWeight(_)
-    )
+    let scan = |shape: &ScanShape| shape.d_state > D_STATE_MAX || shape.chunk > MOST_CHUNK;
+    let convolution = |shape: &ConvShape| shape.d_conv > D_CONV_MAX;
+    match op {
+        Op::Conv1d(op) => convolution(&op.shape),
+        Op::Conv1dGrad(op) => convolution(&op.shape),
+        Op::Scan(op) => scan(&op.shape),
+        Op::ScanGrad(op) => scan(&op.shape),
+        Op::Dequantise(_)
+        | Op::LoraDown(_)
+        | Op::LoraDownGradInput(_)
+        | Op::LoraUp(_)
+        | Op::LoraUpGradInput(_)
+        | Op::LoraUpGradWeight(_) => true,
+        _ => false,
+    }
 }
 
 /// Columns of the largest head that attention's kernels take.
@@ -63,12 +68,30 @@ mod tests {
     use super::*;
     use crate::op::attention::{Attention, AttentionShape};
     use crate::op::rope::Heads;
+    use crate::op::scan::Scan;
 
     #[test]
     fn an_op_without_any_kernels_is_refused_by_name() {
-        let op = crate::op::carry_state::CarryState { elements: 1 }.into();
-        let refused = DeviceError::NoCudaOp { op: "carry_state" };
-        assert_eq!(has_kernels(&op), Err(refused));
+        let shape = |d_state, chunk| ScanShape {
+            batch: 1,
+            seq_len: 1,
+            d_inner: 1,
+            d_state,
+            chunk,
+        };
+        let of = |d_state, chunk| {
+            let (shape, carried, math) = (shape(d_state, chunk), false, Math::F32);
+            let op = Scan {
+                shape,
+                carried,
+                math,
+            };
+            has_kernels(&op.into())
+        };
+        let refused = Err(DeviceError::NoCudaOp { op: "scan" });
+        assert_eq!(of(64, 1024), Ok(()));
+        assert_eq!(of(65, 64), refused);
+        assert_eq!(of(64, 1025), refused);
     }
 
     #[test]

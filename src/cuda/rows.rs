@@ -185,7 +185,8 @@ impl Workspace {
         for launch in &mut launches.launches {
             launch.shared_bytes = number(shared_bytes);
         }
-        launches.zeroed_bytes = self.counters * 4;
+        // What follows the counters is placed by its distance from them and keeps its alignment only so.
+        launches.zeroed_bytes = self.partials_offset();
         launches.workspace_bytes = self.partials_offset() + self.partials * 4;
         launches
     }
@@ -269,7 +270,7 @@ mod tests {
         };
         assert_eq!(workspace.args()[1], Arg::Workspace { offset: 16 });
         let launches = workspace.with(CallLaunches::default(), 0);
-        assert_eq!((launches.zeroed_bytes, launches.workspace_bytes), (12, 56));
+        assert_eq!((launches.zeroed_bytes, launches.workspace_bytes), (16, 56));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::permutation::Permutation;
 use super::source::{DataConfig, Source};
 use super::sums::{SequenceNumber, Sums};
 use super::validation::{Plan, ValidationBatches};
-use super::windows::Windows;
+use super::windows::{WindowOrder, Windows};
 use crate::error::DataError;
 
 /// The largest number of tokens in a batch.
@@ -26,6 +26,7 @@ pub struct LoaderConfig {
     pub seed: u64,
     /// Tokens are below this number.
     pub vocab_size: usize,
+    pub order: WindowOrder,
 }
 
 /// Makes the batch of any step. It keeps no position: the caller says which step it wants.
@@ -35,6 +36,10 @@ pub struct LoaderConfig {
 /// batch, and every window comes once in each epoch, none left out and none repeated early; a data
 /// set smaller than a batch fills it with several epochs. The rows do not depend on how many of
 /// them a batch has.
+///
+/// In consecutive order the training windows are cut into as many parts of `L = floor(n / batch)` windows as
+/// a batch has rows, the windows left over at the end being dropped, and row `r` of step `c` is window
+/// `r L + c mod L`: after `L` steps every row begins again.
 #[derive(Debug)]
 pub struct DataLoader {
     feed: Feed,
@@ -75,6 +80,9 @@ impl DataLoader {
         check_fraction(validation)?;
         check_size(config.batch, seq_len)?;
         let feed = match source {
+            Source::Sums(_) if !config.order.is_shuffled() => {
+                return Err(DataError::NoConsecutiveWindows);
+            }
             Source::Sums(sums) => {
                 sums.check(seq_len, vocab_size)?;
                 Feed::Sums(sums)
@@ -82,7 +90,13 @@ impl DataLoader {
             Source::Stream(stream) => {
                 // Batches hold 32-bit signed tokens.
                 let limit = vocab_size.min(1 << 31);
-                Feed::Windows(Windows::new(stream, seq_len, limit, validation)?)
+                let windows = Windows::new(stream, seq_len, limit, validation)?;
+                let least = match config.order {
+                    WindowOrder::Shuffled => 1,
+                    WindowOrder::Consecutive => config.batch as u64,
+                };
+                windows.check_training(least)?;
+                Feed::Windows(windows)
             }
         };
         Ok(DataLoader { feed, config })
@@ -97,7 +111,25 @@ impl DataLoader {
     pub fn sequences_per_epoch(&self) -> Option<u64> {
         match &self.feed {
             Feed::Sums(_) => None,
-            Feed::Windows(windows) => Some(windows.training_windows()),
+            Feed::Windows(windows) => Some(match self.config.order {
+                WindowOrder::Shuffled => windows.training_windows(),
+                WindowOrder::Consecutive => self.part(windows) * self.config.batch as u64,
+            }),
+        }
+    }
+
+    /// Windows that each row of a batch walks through in consecutive order.
+    fn part(&self, windows: &Windows) -> u64 {
+        windows.training_windows() / self.config.batch as u64
+    }
+
+    /// Whether the rows of step `cursor` go on where those of the step before ended.
+    pub fn goes_on(&self, cursor: u64) -> bool {
+        match (&self.feed, self.config.order) {
+            (Feed::Windows(windows), WindowOrder::Consecutive) => {
+                !cursor.is_multiple_of(self.part(windows))
+            }
+            _ => false,
         }
     }
 
@@ -140,6 +172,10 @@ impl DataLoader {
                     index: position,
                 };
                 Ok(sums.training(at, seq_len))
+            }
+            Feed::Windows(windows) if !self.config.order.is_shuffled() => {
+                let batch = self.config.batch as u64;
+                windows.training(position % batch * self.part(windows) + position / batch)
             }
             Feed::Windows(windows) => {
                 let order = Permutation::new(windows.training_windows(), seed, epoch);
@@ -204,6 +240,14 @@ mod tests {
             seq_len,
             seed: 9,
             vocab_size: 1000,
+            order: WindowOrder::Shuffled,
+        }
+    }
+
+    fn consecutive(batch: usize, seq_len: usize) -> LoaderConfig {
+        LoaderConfig {
+            order: WindowOrder::Consecutive,
+            ..config(batch, seq_len)
         }
     }
 
@@ -241,6 +285,32 @@ mod tests {
             assert_eq!(sorted, [0, 4, 8, 12, 16, 20, 24]);
         }
         assert_ne!(rows[..7], rows[7..14]);
+    }
+
+    #[test]
+    fn consecutive_rows_go_on_until_their_part_of_the_stream_ends() {
+        // Eleven windows of four tokens, three rows a step: parts of three windows, two are left over.
+        let loader = loader(45, consecutive(3, 4));
+        assert_eq!(loader.sequences_per_epoch(), Some(9));
+        let rows = first_tokens(&loader, 4);
+        assert_eq!(rows, [0, 12, 24, 4, 16, 28, 8, 20, 32, 0, 12, 24]);
+        let goes_on: Vec<bool> = (0..5).map(|step| loader.goes_on(step)).collect();
+        assert_eq!(goes_on, [false, true, true, false, true]);
+        let shuffled = super::tests::loader(45, config(3, 4));
+        assert!((0..5).all(|step| !shuffled.goes_on(step)));
+    }
+
+    #[test]
+    fn consecutive_windows_need_a_stream_with_one_for_each_row() {
+        let refused = DataLoader::new(Source::Sums(Sums::new()), consecutive(2, 32));
+        assert!(matches!(refused, Err(DataError::NoConsecutiveWindows)));
+        let Err(refused) = DataLoader::new(text(9), consecutive(3, 4)) else {
+            panic!("two windows are not enough for three rows");
+        };
+        assert_eq!(
+            refused.to_string(),
+            "story: expected a training window for each row of a batch, 3, found 2; lower data.batch or data.seq_len"
+        );
     }
 
     #[test]
@@ -387,6 +457,7 @@ mod tests {
             seq_len: 4,
             seed: 9,
             vocab_size: 1000,
+            order: WindowOrder::Shuffled,
         };
         let loader = DataLoader::open(&data).unwrap();
         let results = [0, 1].map(|step| loader.batch_at(step));

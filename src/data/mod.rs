@@ -23,3 +23,4 @@ pub use sums::Sums;
 pub use text::TextTokens;
 pub use tokenizer::Tokenizer;
 pub use validation::ValidationBatches;
+pub use windows::WindowOrder;

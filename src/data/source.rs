@@ -7,6 +7,7 @@ use super::loader::LoaderConfig;
 use super::sums::Sums;
 use super::text::TextTokens;
 use super::tokenizer::Tokenizer;
+use super::windows::WindowOrder;
 use crate::error::DataError;
 
 /// The kinds of source a recipe can name.
@@ -53,6 +54,8 @@ pub struct DataConfig {
     pub seed: u64,
     /// Tokens are below this number.
     pub vocab_size: usize,
+    /// Which window of a file follows which.
+    pub order: WindowOrder,
 }
 
 impl DataConfig {
@@ -64,6 +67,7 @@ impl DataConfig {
             seq_len: self.seq_len,
             seed: self.seed,
             vocab_size: self.vocab_size,
+            order: self.order,
         }
     }
 }
@@ -156,6 +160,7 @@ mod tests {
             seq_len: 4,
             seed: 0,
             vocab_size: 256,
+            order: WindowOrder::Shuffled,
         }
     }
 

@@ -73,7 +73,9 @@ impl Iterator for ValidationBatches<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{DataLoader, IGNORE, LoaderConfig, Source, TextTokens, TokenStream};
+    use crate::data::{
+        DataLoader, IGNORE, LoaderConfig, Source, TextTokens, TokenStream, WindowOrder,
+    };
 
     fn config(batch: usize, seq_len: usize) -> LoaderConfig {
         LoaderConfig {
@@ -82,6 +84,7 @@ mod tests {
             seq_len,
             seed: 9,
             vocab_size: 1000,
+            order: WindowOrder::Shuffled,
         }
     }
 

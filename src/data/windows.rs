@@ -1,8 +1,29 @@
 //! A stream of tokens cut into windows, and the split of them for validation.
 
+use serde::{Deserialize, Serialize};
+
 use super::batch::Sequence;
 use super::source::TokenStream;
 use crate::error::DataError;
+
+/// Which window follows which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WindowOrder {
+    /// Every epoch in an order of its own.
+    #[default]
+    Shuffled,
+    /// The rows of a batch walk through a part of the stream each, window after window, for models that carry a
+    /// state from one to the next.
+    Consecutive,
+}
+
+impl WindowOrder {
+    /// Whether it is what a recipe that says nothing has.
+    pub fn is_shuffled(&self) -> bool {
+        *self == WindowOrder::Shuffled
+    }
+}
 
 /// The windows of a stream.
 ///
@@ -88,6 +109,18 @@ impl Windows {
     /// The number of training windows.
     pub fn training_windows(&self) -> u64 {
         self.training
+    }
+
+    /// Checks that there are at least so many training windows.
+    pub fn check_training(&self, expected: u64) -> Result<(), DataError> {
+        match self.training >= expected {
+            true => Ok(()),
+            false => Err(DataError::FewWindows {
+                path: self.stream.name().to_string(),
+                expected,
+                found: self.training,
+            }),
+        }
     }
 
     /// Training window `index`.

@@ -41,18 +41,31 @@ impl<B: Backend> Session<B> {
         output_grad: &[f32],
         hyper: &Hyper,
     ) -> Result<StepReport, StepError> {
+        self.write_features(features, output_grad)?;
+        let batch = self.no_tokens();
+        self.step(&batch, hyper)
+    }
+
+    /// Writes what [`Session::step_features`] takes, for steps over [`Session::no_tokens`]: they read it until it is
+    /// written again.
+    ///
+    /// # Errors
+    /// As [`Session::forward_features`].
+    pub fn write_features(
+        &mut self,
+        features: &[f32],
+        output_grad: &[f32],
+    ) -> Result<(), StepError> {
         let slots = self.features()?;
         self.write_slot(slots.input, features)?;
         match self.loss_scale()? {
             // A power of two: scaling before the gradient is rounded to its storage changes no digit.
             Some(state) => {
                 let scaled: Vec<f32> = output_grad.iter().map(|g| g * state.scale).collect();
-                self.write_stored(slots.output_grad, &scaled)?;
+                self.write_stored(slots.output_grad, &scaled)
             }
-            None => self.write_stored(slots.output_grad, output_grad)?,
+            None => self.write_stored(slots.output_grad, output_grad),
         }
-        let batch = self.no_tokens();
-        self.step(&batch, hyper)
     }
 
     /// The features that came out of the last step or evaluation, `[batch · seq_len, width]`.
@@ -96,7 +109,7 @@ impl<B: Backend> Session<B> {
     }
 
     /// What a step of a backbone takes for its batch: nothing is read and nothing scored.
-    fn no_tokens(&self) -> Batch {
+    pub fn no_tokens(&self) -> Batch {
         let inputs = &self.core().plan.inputs;
         Batch {
             batch: inputs.batch,

@@ -96,6 +96,7 @@ impl<B: Backend> Run<B> {
         snapshot.progress = progress;
         // A program that was captured before ran over other counters; warm-up shows it anew.
         self.trainer.thaw();
+        self.forget_start();
         Ok(self.trainer.session_mut().restore(&snapshot)?)
     }
 

@@ -250,3 +250,63 @@ fn the_loss_scale_comes_back_and_has_to_be_the_one_that_is_stated() {
     let refused = resumed(&recipe, &changed).err().expect("no scale");
     assert!(refused.to_string().contains("the loss scale"), "{refused}");
 }
+
+/// Twelve windows in two parts of six, over which a Mamba carries its state.
+fn windows_recipe(folder: &Path) -> Recipe {
+    recipe(folder, &[]);
+    let text = "name = \"r\"\nseed = 5\nsteps = 12\nwarmup_steps = 2\n[model]\nfamily = \"mamba\"\n\
+                vocab_size = 256\nd_model = 8\nn_layers = 1\nd_state = 5\n[data]\nsource = \"text\"\n\
+                path = \"t.txt\"\nbatch = 2\nseq_len = 8\nvalidation = 0\nwindows = \"consecutive\"\n\
+                [optimizer]\nlr = 1e-2\n[schedule]\nkind = \"constant\"\n";
+    let file = folder.join("w.toml");
+    std::fs::write(&file, text).unwrap();
+    Recipe::from_path(&file).unwrap()
+}
+
+#[test]
+fn consecutive_windows_carry_their_state_through_a_checkpoint_and_begin_anew_where_a_part_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = windows_recipe(folder.path());
+    let mut whole = open(&recipe);
+    take(&mut whole, 8);
+    let expected = digests(&mut whole);
+    for cut in 1..8 {
+        let mut first = open(&recipe);
+        take(&mut first, cut);
+        let stored = saved(&mut first, &folder.path().join(format!("at-{cut}")));
+        let mut second = resumed(&recipe, &stored).unwrap();
+        take(&mut second, 8 - cut);
+        assert_eq!(digests(&mut second), expected, "cut after {cut} steps");
+        // What a run carries decides its bits, but for the step that begins a part.
+        let mut forgetful = resumed(&recipe, &stored).unwrap();
+        let session = forgetful.trainer.session_mut();
+        let empty = vec![0.0; session.recurrent_state().unwrap().len()];
+        session.set_recurrent_state(&empty).unwrap();
+        take(&mut forgetful, 8 - cut);
+        let same = digests(&mut forgetful) == expected;
+        assert_eq!(same, cut == 6, "state dropped after {cut} steps");
+    }
+}
+
+#[test]
+fn validation_between_steps_leaves_the_carried_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recipe = windows_recipe(folder.path());
+    recipe.set_all(["data.validation=0.2"]).unwrap();
+    let (mut plain, mut watched) = (open(&recipe), open(&recipe));
+    for _ in 0..5 {
+        take(&mut plain, 1);
+        take(&mut watched, 1);
+        watched.validate().unwrap();
+    }
+    assert_eq!(digests(&mut watched), digests(&mut plain));
+}
+
+#[test]
+fn consecutive_windows_beside_a_model_without_state_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(folder.path(), &["data.windows=consecutive"]);
+    let cpu = CpuBackend::new(CpuContext::new(SimdPath::detect(), 1).unwrap());
+    let refused = Run::open(recipe, cpu).err().unwrap().to_string();
+    assert!(refused.contains("data.windows"), "{refused}");
+}

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use super::hyper::Hyper;
 use super::init::{Adapted, Adapters, FreshInit};
+use super::recurrent::Start;
 use super::schedule::{Schedule, ScheduleKind};
 use super::session::LoadError;
 use super::step::{Observe, StepReport};
 use super::trainer::Trainer;
 use crate::backend::Backend;
-use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat};
-use crate::error::{CheckpointError, ConfigError, Error};
+use crate::data::{Batch, DataConfig, DataLoader, SourceKind, TokenFormat, WindowOrder};
+use crate::error::{CheckpointError, ConfigError, Error, Expected, Found};
 use crate::io::model_folder::ModelFolder;
 use crate::io::nf4_folder::companions;
 use crate::io::peft::AdapterFolder;
@@ -24,6 +25,8 @@ pub struct Run<B: Backend> {
     pub trainer: Trainer<B>,
     pub loader: DataLoader,
     pub schedule: Schedule,
+    /// How the sequences of the next step begin, once it was said to the session.
+    start: Option<Start>,
 }
 
 impl<B: Backend> Run<B> {
@@ -66,6 +69,7 @@ impl<B: Backend> Run<B> {
             trainer,
             loader,
             schedule,
+            start: None,
         })
     }
 
@@ -112,8 +116,28 @@ impl<B: Backend> Run<B> {
     pub fn step(&mut self, observer: Option<&mut dyn Observe<B>>) -> Result<StepReport, Error> {
         let step = self.trainer.session().progress().taken;
         let batch = self.loader.batch_at(step)?;
+        self.start_as(match self.loader.goes_on(step) {
+            true => Start::Carried,
+            false => Start::Fresh,
+        })?;
         self.trainer.set_lr(self.schedule.lr(step));
         Ok(self.trainer.step_observed(&batch, observer)?)
+    }
+
+    /// Says how the sequences begin, where there is a state to carry and it was not said already.
+    fn start_as(&mut self, start: Start) -> Result<(), Error> {
+        let plan = self.trainer.session().plan();
+        if plan.inputs.carried.is_some() && self.start != Some(start) {
+            let starts = vec![start; plan.config.batch];
+            self.trainer.session_mut().set_starts(&starts)?;
+            self.start = Some(start);
+        }
+        Ok(())
+    }
+
+    /// Forgets what was said to the session, whose bytes have been overwritten.
+    pub(super) fn forget_start(&mut self) {
+        self.start = None;
     }
 
     /// Loss and hits over the validation split.
@@ -130,7 +154,10 @@ impl<B: Backend> Run<B> {
     /// As [`Run::validate`].
     pub fn validate_first(&mut self, most: u64) -> Result<Validation, Error> {
         let data = &self.recipe.data;
-        let batches = self.loader.validation_batches(data.batch, data.seq_len)?;
+        let (batch, seq_len) = (data.batch, data.seq_len);
+        // Each window of validation is a sequence of its own.
+        self.start_as(Start::Fresh)?;
+        let batches = self.loader.validation_batches(batch, seq_len)?;
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut found = Validation::default();
         for batch in batches.take(most) {
@@ -228,13 +255,32 @@ pub fn plan_of(recipe: &Recipe) -> Result<Plan, Error> {
     Ok(Plan::build(model.as_ref(), plan_config(recipe))?)
 }
 
+/// The plan of a recipe's backbone alone: features and the gradient of what comes out are the caller's.
+///
+/// # Errors
+/// [`ConfigError::Value`] for a family that has no such form; as [`plan_of`].
+pub fn backbone_plan_of(recipe: &Recipe) -> Result<Plan, Error> {
+    let config = recipe.model_config()?;
+    let model = config.backbone().ok_or_else(|| ConfigError::Value {
+        file: format!("the backbone of {}", recipe.name),
+        key: "model.family",
+        expected: Expected::OneOf(&["mamba"]),
+        found: Found::Text(config.family().to_owned()),
+    })?;
+    Ok(Plan::build(model.as_ref(), plan_config(recipe))?)
+}
+
 /// The model of a recipe.
 ///
 /// # Errors
 /// A model folder whose configuration cannot be used; adapters beside a family that has none.
 pub fn model_of(recipe: &Recipe) -> Result<Box<dyn Model>, ConfigError> {
     let config = recipe.model_config()?;
-    config.adapted(recipe.lora.config(), recipe.file())
+    let adapted = config.adapted(recipe.lora.config(), recipe.file())?;
+    match recipe.data.windows {
+        WindowOrder::Shuffled => Ok(adapted),
+        WindowOrder::Consecutive => config.over_consecutive_windows(recipe.file()),
+    }
 }
 
 fn plan_config(recipe: &Recipe) -> PlanConfig {
@@ -279,6 +325,7 @@ pub fn data_config(recipe: &Recipe) -> Result<DataConfig, ConfigError> {
         seq_len: data.seq_len,
         seed: recipe.seed,
         vocab_size: recipe.model_config()?.vocab_size(),
+        order: data.windows,
     })
 }
 

@@ -95,6 +95,20 @@ pub enum DataError {
         windows: u64,
         validation: u64,
     },
+    /// Consecutive order has a part of the stream for each row of a batch.
+    #[error(
+        "{path}: expected a training window for each row of a batch, {expected}, found {found}; lower data.batch or data.seq_len"
+    )]
+    FewWindows {
+        path: String,
+        expected: u64,
+        found: u64,
+    },
+    /// Generated sums have no order that one sequence goes on from another.
+    #[error(
+        "generated sums have no consecutive windows; use text or tokens, or data.windows = \"shuffled\""
+    )]
+    NoConsecutiveWindows,
     /// Validation was asked for and no window is set aside for it.
     #[error(
         "{path}: no window is set aside for validation (validation = {fraction}, {windows} windows)"

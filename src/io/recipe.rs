@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::recipe_check;
 pub use super::recipe_record::{DigestSection, EvaluationSection, MetricsSection};
+use crate::data::WindowOrder;
 use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
 use crate::model::lora::{Base, LoraConfig, Norms, Projection};
@@ -197,6 +198,9 @@ pub struct DataSection {
     pub piece_tokens: Option<usize>,
     /// The fraction of the data kept for validation, 0 to 0.5.
     pub validation: f64,
+    /// Which window of a file follows which; left out of the canonical text where windows are shuffled.
+    #[serde(default, skip_serializing_if = "WindowOrder::is_shuffled")]
+    pub windows: WindowOrder,
 }
 
 /// `[optimizer]`: AdamW, whose decay is decoupled, and the clip of the global norm.

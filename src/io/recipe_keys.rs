@@ -92,7 +92,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 62] = {
+pub(super) const KEYS: [KeySpec; 63] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -146,6 +146,11 @@ pub(super) const KEYS: [KeySpec; 62] = {
             "data.validation",
             number(Bound::Included(0.0), Bound::Included(0.5)),
             Number(0.0),
+        ),
+        key(
+            "data.windows",
+            Expected::OneOf(&["shuffled", "consecutive"]),
+            Stays,
         ),
         key("optimizer.lr", NOT_NEGATIVE, Required),
         key("optimizer.beta1", BETA, Number(0.9)),

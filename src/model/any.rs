@@ -6,7 +6,7 @@ use super::Model;
 use super::config::{ModelConfig, RECIPE_NAMES};
 use super::decoder::Decoder;
 use super::lora::LoraConfig;
-use super::mamba::Mamba;
+use super::mamba::{Mamba, Windows};
 use super::mamba_config::{Decay, MAMBA_RECIPE_NAMES, MambaConfig};
 use crate::error::ConfigError;
 
@@ -38,6 +38,32 @@ impl AnyConfig {
         match self {
             AnyConfig::Decoder(config) => Box::new(Decoder::new(config.clone())),
             AnyConfig::Mamba(config) => Box::new(Mamba::new(config.clone())),
+        }
+    }
+
+    /// The same model over windows that go on where the one before ended; `file` is what errors name.
+    ///
+    /// # Errors
+    /// [`ConfigError::Conflict`] for a family that has no state to carry.
+    pub fn over_consecutive_windows(&self, file: &str) -> Result<Box<dyn Model>, ConfigError> {
+        match self {
+            AnyConfig::Mamba(config) => {
+                let model = Mamba::new(config.clone());
+                Ok(Box::new(model.with_windows(Windows::Carried)))
+            }
+            AnyConfig::Decoder(_) => Err(ConfigError::Conflict {
+                file: file.to_string(),
+                key: "data.windows",
+                beside: "a model.family that carries no state",
+            }),
+        }
+    }
+
+    /// The layers and the final norm alone, without embedding, head and loss; `None` for a family that has no such form.
+    pub fn backbone(&self) -> Option<Box<dyn Model>> {
+        match self {
+            AnyConfig::Decoder(_) => None,
+            AnyConfig::Mamba(config) => Some(Box::new(Mamba::new(config.clone()).backbone_alone())),
         }
     }
 

@@ -18,4 +18,4 @@ pub mod tensor_step;
 pub mod tree;
 pub mod uniform;
 
-pub use elementary::{ACCURACY, Accuracy, cos, exp, log, sigmoid, sin, sin_cos, softplus};
+pub use elementary::{ACCURACY, Accuracy, cos, decay, exp, log, sigmoid, sin, sin_cos, softplus};

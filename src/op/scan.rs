@@ -15,6 +15,9 @@ use crate::shape::{DType, Math};
 /// and no bit.
 pub const SCAN_CHUNK: usize = 64;
 
+/// Neighbouring states whose sum is one chain; the tree adds the groups. The last one may be shorter.
+pub const STATE_GROUP: usize = 4;
+
 /// The sizes of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanShape {
@@ -68,14 +71,21 @@ impl ScanShape {
 
 /// For each sequence and channel, positions in order, from a state `h` of `+0.0`, or of `state` where the
 /// scan is `carried` and the sequence's flag in `keep` is not 0. A row of `bc` holds `B` then `C`, the right
-/// half of a row of `xz` is `z`, and `A_n = -exp(a_log_n)`:
+/// half of a row of `xz` is `z`, `rate_n = -(exp(a_log_n) · log2(e))`, and [`decay`] is the contract's `2^x`:
 ///
 /// ```text
+/// h_n   = fma(rate_n, 0, h_n)                        once, before the first position
 /// delta = softplus(dt + dt_bias)
-/// h_n   = fma(exp(delta · A_n), h_n, (delta · u) · B_n)
-/// y     = Σ_n C_n · h_n over ascending n, one fma chain;  y = fma(skip, u, y)
+/// h_n   = fma(decay(delta · rate_n), h_n, (delta · u) · B_n)
+/// y     = Σ_n C_n · h_n;  y = fma(skip, u, y)
 /// out   = y · (z · sigmoid(z))
 /// ```
+///
+/// A sum over states is an fma chain over each [`STATE_GROUP`] neighbours, ascending, and the balanced tree
+/// over those. The line before the first position changes no state, unless a rate is not finite: then it
+/// shows as a NaN.
+///
+/// [`decay`]: crate::num::decay
 ///
 /// `starts` takes the states before the first position of each chunk, `state_next` the last ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -155,17 +165,17 @@ impl OpRule for Scan {
 ///
 /// ```text
 /// dy   = dout · (z · s);  dz = (dout · y) · (s · fma(z, 1 - s, 1))
-/// g_n  = fma(C_n, dy, g_n)
-/// p    = Σ_n g_n · B_n over ascending n, one fma chain
-/// f_n  = ((g_n · before_n) · exp(delta · A_n)) · A_n;  q = Σ_n f_n over ascending n, a chain
-/// du   = fma(skip, dy, p · delta);  ddt = fma(p, u, q) · sigmoid(dt + dt_bias)
-/// g_n  = g_n · exp(delta · A_n)
+/// g_n  = fma(C_n, dy, g_n);  p = Σ_n B_n · g_n
+/// dB_n = g_n · (delta · u);  dC_n = dy · h_n
+/// g_n  = g_n · decay(delta · rate_n)
+/// e_n  = g_n · before_n;  q = Σ_n rate_n · e_n
+/// du   = fma(skip, dy, p · delta);  ddt = fma(p, u, q · ln(2)) · sigmoid(dt + dt_bias)
 /// ```
 ///
-/// `dB_n` is the balanced tree over ascending channels of `g_n · (delta · u)`, `dC_n` that of `dy · h_n`.
-/// The gradients of the weights are sums over tokens whose pieces are sequences, each one chain over
-/// **descending** positions: `da_log_n` of `fma(f_n, delta, acc)`, `dskip` of `fma(dy, u, acc)`, `ddt_bias`
-/// of `acc + ddt`. `dz` goes to the right half of the rows of `dxz`; the next call writes the left one.
+/// Sums over states are those of forward. `dB_n` and `dC_n` are added over ascending channels by the
+/// balanced tree. The gradients of the weights are sums over tokens whose pieces are sequences, each one
+/// chain over **descending** positions: `da_log_n` of `fma(e_n, delta, acc)`, whose end is multiplied by
+/// `-exp(a_log_n)`, `dskip` of `fma(dy, u, acc)`, `ddt_bias` of `acc + ddt`. `dz` goes to the right half of the rows of `dxz`; the next call writes the left one.
 /// `dstate` is what `g_n` ends with: the gradient of the state that the sequence began with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScanGrad {

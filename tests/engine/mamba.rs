@@ -5,9 +5,10 @@ use std::sync::Arc;
 use bitstep::cpu::CpuBackend;
 use bitstep::cpu::simd::SimdPath;
 use bitstep::data::Batch;
+use bitstep::engine::init::FreshInit;
 use bitstep::engine::recurrent::Start;
-use bitstep::engine::{Hyper, Session};
-use bitstep::error::{DeviceError, StepError};
+use bitstep::engine::{Hyper, Session, Trainer};
+use bitstep::error::StepError;
 use bitstep::model::MambaConfig;
 use bitstep::model::mamba::{Mamba, Windows};
 use bitstep::model::mamba_config::{Decay, MambaFamily};
@@ -376,12 +377,45 @@ fn features_go_into_a_backbone_alone() {
     ));
 }
 
+/// Steps and replays, with sequences that go on and others that begin anew.
 #[test]
-fn a_gpu_refuses_ops_without_kernels_by_name() {
-    let Some(cuda) = crate::gpu::backend() else {
-        return;
-    };
-    let plan = plan(Windows::Separate, PlanConfig::of(1, 4));
-    let refused = Session::new(cuda, plan).err();
-    assert_eq!(refused, Some(DeviceError::NoCudaOp { op: "conv1d" }));
+fn a_gpu_has_the_bits_and_the_states_of_the_cpu_in_every_precision() {
+    for math in Math::ALL {
+        let Some(cuda) = crate::gpu::backend() else {
+            return;
+        };
+        let config = PlanConfig {
+            math,
+            grain: 1,
+            ..PlanConfig::of(BATCH, 70)
+        };
+        let plan = plan(Windows::Carried, config);
+        let mut on_cpu = trainer(&plan, Hyper::default(), 100);
+        let mut on_gpu = Trainer::new(cuda, plan.clone(), Hyper::default(), 2).expect("an arena");
+        on_gpu.load(&FreshInit { seed: 3 }).expect("loads");
+        for step in 0..6 {
+            let starts = [Start::Carried, Start::Fresh, Start::Carried];
+            on_cpu.session_mut().set_starts(&starts).expect("starts");
+            on_gpu.session_mut().set_starts(&starts).expect("starts");
+            let batch = batch(&plan, step);
+            let reports = (on_cpu.step(&batch), on_gpu.step(&batch));
+            assert_eq!(
+                reports.0.expect("a step"),
+                reports.1.expect("a step"),
+                "{math}, step {step}"
+            );
+            let (cpu, gpu) = (on_cpu.session_mut(), on_gpu.session_mut());
+            assert_eq!(
+                cpu.root().expect("a root"),
+                gpu.root().expect("a root"),
+                "{math}, step {step}"
+            );
+            assert_eq!(
+                cpu.recurrent_state().expect("a state"),
+                gpu.recurrent_state().expect("a state"),
+                "{math}, step {step}"
+            );
+        }
+        assert_eq!(on_gpu.session().state_name(), "replaying");
+    }
 }

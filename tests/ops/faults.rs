@@ -258,3 +258,67 @@ fn an_operand_of_another_size_is_named() {
         }
     }
 }
+
+/// The NaNs of narrow outputs, of which there is at least one, that are not `canonical`.
+fn other_nans(outputs: &[Values], canonical: u16, infinity: u16) -> Vec<String> {
+    let narrow = outputs.iter().filter_map(|values| match values {
+        Values::Bf16(v) | Values::F16(v) => Some(v),
+        _ => None,
+    });
+    let nans: Vec<u16> = narrow
+        .flatten()
+        .copied()
+        .filter(|bits| bits & 0x7fff > infinity)
+        .collect();
+    assert!(!nans.is_empty(), "no output is a NaN");
+    let other = nans.iter().filter(|&&bits| bits != canonical);
+    other.map(|bits| format!("{bits:04x}")).collect()
+}
+
+#[test]
+fn a_narrow_nan_is_stored_as_the_canonical_one() {
+    for (math, canonical, infinity) in [(Math::Bf16, 0x7fc0, 0x7f80), (Math::F16, 0x7e00, 0x7c00)] {
+        // Rows that vectors reach, and rows that they do not.
+        for d_model in [16, 5] {
+            let with_nan = |n: usize| {
+                let mut numbers = vec![0.5; 2 * n];
+                numbers[n / 2] = f32::NAN;
+                numbers[2 * n - 1] = f32::NAN;
+                numbers
+            };
+            let (d_ff, rows, eps, residual) = (d_model, 2, 1e-6, false);
+            let swiglu = Case::random(SwiGlu { rows, d_ff, math }, 1);
+            let norm = RmsNorm {
+                rows,
+                d_model,
+                eps,
+                residual,
+                math,
+            };
+            let gate_up = Values::stored(math.storage(), &with_nan(2 * d_ff));
+            let x = Values::F32(with_nan(d_model));
+            for case in [
+                swiglu.with("gate_up", gate_up),
+                Case::random(norm, 1).with("x", x),
+            ] {
+                for device in devices() {
+                    let found = device.run(&case).expect("the case runs");
+                    let other = other_nans(&found, canonical, infinity);
+                    assert!(
+                        other.is_empty(),
+                        "{}, {}: {other:?}",
+                        device.name(),
+                        case.op
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn another_nan_than_the_canonical_one_is_found() {
+    let outputs = |bits| [Values::F32(vec![1.0]), Values::Bf16(vec![0x3f80, bits])];
+    assert_eq!(other_nans(&outputs(0x7fc0), 0x7fc0, 0x7f80), [""; 0]);
+    assert_eq!(other_nans(&outputs(0x7fff), 0x7fc0, 0x7f80), ["7fff"]);
+}

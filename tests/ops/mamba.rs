@@ -12,20 +12,14 @@ use bitstep::op::split_columns::{SplitColumns, SplitColumnsGrad};
 use bitstep::shape::Math;
 
 use super::reference::expected;
-use super::runner::{Case, Device, Numbers, Values, assert_bits_on, devices, run, with_math};
-
-/// The devices that have these ops: a GPU refuses them by name.
-pub(super) fn cpus() -> impl Iterator<Item = &'static dyn Device> {
-    let all = devices().iter().map(|d| d.as_ref());
-    all.filter(|d: &&dyn Device| d.name().starts_with("CPU"))
-}
+use super::runner::{Case, Numbers, Values, assert_bits, devices, run, with_math};
 
 fn check(case: &Case) {
-    assert_bits_on(cpus(), case, &expected(case));
+    assert_bits(case, &expected(case));
     for math in [Math::Bf16, Math::F16] {
         if with_math(&case.op, math) != case.op {
             let narrow = case.in_math(math);
-            assert_bits_on(cpus(), &narrow, &expected(&narrow));
+            assert_bits(&narrow, &expected(&narrow));
         }
     }
 }
@@ -121,13 +115,18 @@ fn the_state_is_carried_unless_the_step_is_dropped() {
 
 /// Batch, positions, channels, states and chunk: one position; chunks that end with the sequence and that do
 /// not; channels beyond one task, and not a multiple of it.
-const SCANS: [[usize; 5]; 6] = [
+const SCANS: [[usize; 5]; 11] = [
     [1, 1, 1, 1, 64],
     [2, 5, 3, 8, 2],
     [3, 8, 33, 16, 4],
     [1, 70, 5, 64, 64],
     [2, 9, 130, 7, 9],
     [4, 3, 32, 12, 1],
+    [2, 70, 36, 16, 64],
+    [3, 32, 64, 16, 64],
+    [1, 55, 24, 32, 40],
+    [2, 33, 70, 8, 16],
+    [1, 37, 9, 24, 64],
 ];
 
 pub fn scan_shape([batch, seq_len, d_inner, d_state, chunk]: [usize; 5]) -> ScanShape {

@@ -1,6 +1,6 @@
 //! The formulas of Mamba's ops, one element at a time, re-implemented plainly from their docs.
 
-use bitstep::num::{exp, sigmoid, softplus};
+use bitstep::num::{decay, exp, sigmoid, softplus};
 use bitstep::op::conv1d::{Conv1d, Conv1dGrad, ConvShape};
 use bitstep::op::scan::{Scan, ScanGrad, ScanShape};
 
@@ -191,9 +191,21 @@ impl<'a> Inputs<'a> {
         -exp(self.a_log[c * self.shape.d_state + n])
     }
 
-    /// `exp(delta · A_n)`.
+    fn rate(&self, c: usize, n: usize) -> f32 {
+        self.a(c, n) * std::f32::consts::LOG2_E
+    }
+
+    /// `decay(delta · rate_n)`.
     fn decay(&self, row: usize, c: usize, n: usize) -> f32 {
-        exp(softplus(self.raw(row, c)) * self.a(c, n))
+        decay(softplus(self.raw(row, c)) * self.rate(c, n))
+    }
+
+    /// `Σ_n a_n · b_n`: a chain for each four, and the tree over them.
+    fn sum(&self, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
+        let terms: Vec<(f32, f32)> = terms.collect();
+        let chain =
+            |four: &[(f32, f32)]| four.iter().fold(0.0_f32, |acc, (a, b)| a.mul_add(*b, acc));
+        tree(&terms.chunks(4).map(chain).collect::<Vec<f32>>())
     }
 
     /// The states after a row, from those before it.
@@ -205,7 +217,7 @@ impl<'a> Inputs<'a> {
 
     fn y(&self, row: usize, c: usize, h: &[f32]) -> f32 {
         let states = h.iter().enumerate();
-        let y = states.fold(0.0, |acc, (n, &h)| self.c(row, n).mul_add(h, acc));
+        let y = self.sum(states.map(|(n, &h)| (self.c(row, n), h)));
         self.skip[c].mul_add(self.u(row, c), y)
     }
 }
@@ -221,6 +233,9 @@ pub fn scan(op: &Scan, case: &Case) -> Vec<Vec<f32>> {
             let mut h = vec![0.0; n];
             if op.carried && flags(&case.reads[8])[b] != 0 {
                 h.copy_from_slice(&case.reads[7].f32s()[(b * d + c) * n..][..n]);
+            }
+            for (i, h) in h.iter_mut().enumerate() {
+                *h = inputs.rate(c, i).mul_add(0.0, *h);
             }
             for t in 0..len {
                 let row = b * len + t;
@@ -246,7 +261,7 @@ pub fn scan(op: &Scan, case: &Case) -> Vec<Vec<f32>> {
 struct Terms {
     db: Vec<Vec<f32>>,
     dc: Vec<Vec<f32>>,
-    f: Vec<Vec<f32>>,
+    e: Vec<Vec<f32>>,
     dy: Vec<f32>,
     ddt: Vec<f32>,
     du: Vec<f32>,
@@ -262,7 +277,7 @@ fn channel(op: &ScanGrad, inputs: &Inputs, c: usize, (dout, starts): (&[f32], &[
     let mut terms = Terms {
         db: table(),
         dc: table(),
-        f: table(),
+        e: table(),
         dy: vec![0.0; rows],
         ddt: vec![0.0; rows],
         du: vec![0.0; rows],
@@ -289,20 +304,20 @@ fn channel(op: &ScanGrad, inputs: &Inputs, c: usize, (dout, starts): (&[f32], &[
             let dy = dout * (z * s);
             terms.dy[row] = dy;
             terms.dz[row] = (dout * inputs.y(row, c, &after)) * (s * z.mul_add(1.0 - s, 1.0));
-            let (mut p, mut q) = (0.0_f32, 0.0_f32);
             for i in 0..n {
                 g[i] = inputs.c(row, i).mul_add(dy, g[i]);
-                p = inputs.b(row, i).mul_add(g[i], p);
-                let decay = inputs.decay(row, c, i);
-                let f = ((g[i] * before[t][i]) * decay) * inputs.a(c, i);
-                q += f;
-                terms.f[row][i] = f;
+            }
+            let p = inputs.sum((0..n).map(|i| (inputs.b(row, i), g[i])));
+            for i in 0..n {
                 terms.db[row][i] = g[i] * (delta * inputs.u(row, c));
                 terms.dc[row][i] = dy * after[i];
-                g[i] *= decay;
+                g[i] *= inputs.decay(row, c, i);
+                terms.e[row][i] = g[i] * before[t][i];
             }
+            let q = inputs.sum((0..n).map(|i| (inputs.rate(c, i), terms.e[row][i])));
+            let slope = p.mul_add(inputs.u(row, c), q * std::f32::consts::LN_2);
             terms.du[row] = inputs.skip[c].mul_add(dy, p * delta);
-            terms.ddt[row] = p.mul_add(inputs.u(row, c), q) * sigmoid(inputs.raw(row, c));
+            terms.ddt[row] = slope * sigmoid(inputs.raw(row, c));
         }
         terms.dstate.push(g);
     }
@@ -336,16 +351,20 @@ pub fn scan_grad(op: &ScanGrad, case: &Case) -> Vec<Vec<f32>> {
     }
     let mut outputs = vec![by_row(|c| &c.du), by_row(|c| &c.ddt), dbc, dxz];
     if op.weight_grad {
-        let sum = |step: &dyn Fn(usize, f32) -> f32| {
+        let scaled = |step: &dyn Fn(usize, f32) -> f32, factor: Option<f32>| {
             token_sum(&op.sum, |piece| {
-                piece.rev().fold(0.0, |acc, row| step(row, acc))
+                let chain = piece.rev().fold(0.0, |acc, row| step(row, acc));
+                factor.map_or(chain, |factor| chain * factor)
             })
         };
+        let sum = |step: &dyn Fn(usize, f32) -> f32| scaled(step, None);
         let (mut da_log, mut dskip, mut dbias) = (Vec::new(), Vec::new(), Vec::new());
         for (c, terms) in channels.iter().enumerate() {
             let delta = |row| softplus(inputs.raw(row, c));
-            da_log
-                .extend((0..n).map(|i| sum(&|row, acc| terms.f[row][i].mul_add(delta(row), acc))));
+            da_log.extend((0..n).map(|i| {
+                let step = |row: usize, acc| terms.e[row][i].mul_add(delta(row), acc);
+                scaled(&step, Some(inputs.a(c, i)))
+            }));
             dskip.push(sum(&|row, acc| {
                 terms.dy[row].mul_add(inputs.u(row, c), acc)
             }));

@@ -225,14 +225,7 @@ pub fn unordered_maps(file: &File) -> Vec<Fault> {
 }
 
 /// Ops that the CUDA backend refuses by name: files that it does not have.
-const WITHOUT_CUDA: [&str; 6] = [
-    "carry_state.rs",
-    "conv1d.rs",
-    "lora.rs",
-    "nf4.rs",
-    "scan.rs",
-    "split_columns.rs",
-];
+const WITHOUT_CUDA: [&str; 2] = ["lora.rs", "nf4.rs"];
 
 /// Ops that lack a file of the same stem on a backend. `step_values` is data that ops share.
 pub fn op_files(paths: &[&str]) -> Vec<Fault> {

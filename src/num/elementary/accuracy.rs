@@ -18,6 +18,7 @@ pub const ACCURACY: &[Accuracy] = &[
     entry("softplus", 0.890),
     entry("sin", 0.939),
     entry("cos", 0.949),
+    entry("decay", 0.800),
 ];
 
 const fn entry(name: &'static str, ulps: f64) -> Accuracy {
@@ -51,7 +52,18 @@ mod tests {
         ramp + libm::log1p(libm::exp(-libm::fabs(x)))
     }
 
-    fn cases() -> [Case; 6] {
+    /// On its domain; a NaN, which it passes over, is left out.
+    fn decay(x: f32) -> f32 {
+        let y = ours::decay(-x.abs());
+        if x.is_nan() { super::super::NAN } else { y }
+    }
+
+    fn decay_exact(x: f64) -> f64 {
+        let z = -libm::fabs(x);
+        libm::exp2(if z < -125.0 { -125.0 } else { z })
+    }
+
+    fn cases() -> [Case; 7] {
         [
             case("exp", ours::exp, libm::exp),
             case("log", ours::log, libm::log),
@@ -59,6 +71,7 @@ mod tests {
             case("softplus", ours::softplus, softplus),
             case("sin", ours::sin, libm::sin),
             case("cos", ours::cos, libm::cos),
+            case("decay", decay, decay_exact),
         ]
     }
 
@@ -219,5 +232,6 @@ mod tests {
         exhaustive_softplus: 3;
         exhaustive_sin: 4;
         exhaustive_cos: 5;
+        exhaustive_decay: 6;
     }
 }

@@ -71,6 +71,34 @@ pub fn exp(x: f32) -> f32 {
     canonical_nan(x, scale(p, e.n_bits, x < 0.0))
 }
 
+/// Minimax coefficients of `(2^r - 1) / r` for |r| ≤ 1/2, the constant first.
+const POWER: [f32; 6] = [
+    f32::from_bits(0x3f31_7218),
+    f32::from_bits(0x3e75_fdee),
+    f32::from_bits(0x3d63_57bd),
+    f32::from_bits(0x3c1d_96ea),
+    f32::from_bits(0x3aaf_84a8),
+    f32::from_bits(0x3920_bc08),
+];
+/// Below this [`decay`] does not fall, so that its results stay normal numbers.
+const DECAY_LOWEST: f32 = -125.0;
+
+/// `2^x` for `x` up to zero, and `2^-125` below -125: by how much a state decays. A NaN is passed over: it
+/// gives `2^-125` too. Positive arguments are outside its domain.
+#[inline(always)]
+pub fn decay(x: f32) -> f32 {
+    let z = if x > DECAY_LOWEST { x } else { DECAY_LOWEST };
+    let t = z + ROUND;
+    let r = z - (t - ROUND);
+    let q = POWER[5].mul_add(r, POWER[4]);
+    let q = q.mul_add(r, POWER[3]);
+    let q = q.mul_add(r, POWER[2]);
+    let q = q.mul_add(r, POWER[1]);
+    let q = q.mul_add(r, POWER[0]);
+    let p = q.mul_add(r, 1.0);
+    f32::from_bits(p.to_bits().wrapping_add(t.to_bits() << 23))
+}
+
 /// `e^z` for `z = -|x|`, as an unevaluated sum and in other forms.
 pub(super) struct NegativeExp {
     /// `hi + lo = e^z / 2^n`.

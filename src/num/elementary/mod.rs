@@ -11,7 +11,7 @@ mod log;
 mod trig;
 
 pub use accuracy::{ACCURACY, Accuracy};
-pub use exp::{exp, sigmoid};
+pub use exp::{decay, exp, sigmoid};
 pub use log::{log, softplus};
 pub use trig::{cos, sin, sin_cos};
 

@@ -1,6 +1,7 @@
-// One step of AdamW over the whole parameter arena, or nothing (src/op/adamw.rs), with the parameters' shadow in H.
+// One step of AdamW over the whole parameter arena, or nothing (src/op/adamw.rs). Where H is bf16 or f16 the
+// parameters have a shadow in it; where H is f32 they have none.
 #pragma once
-#include "narrow.cuh"
+#include "storage.cuh"
 
 namespace adamw {
 
@@ -45,6 +46,7 @@ __device__ __forceinline__ void step(const float* grad, const float* scalars, co
                                      float* moment1, float* moment2, H* shadow, unsigned n_low, unsigned n_high,
                                      unsigned decayed_low, unsigned decayed_high, const Constants& k)
 {
+    constexpr bool SHADOWED = sizeof(H) == 2;
     const unsigned long long n = (unsigned long long)n_high << 32 | n_low;
     const unsigned long long decayed = (unsigned long long)decayed_high << 32 | decayed_low;
     const unsigned long long start = (unsigned long long)blockIdx.x * BLOCK;
@@ -80,7 +82,9 @@ __device__ __forceinline__ void step(const float* grad, const float* scalars, co
             ((float4*)(moment1 + start))[at] = m[i];
             ((float4*)(moment2 + start))[at] = v[i];
             ((float4*)(param + start))[at] = p[i];
-            narrow::store4(shadow + first, p[i]);
+            if (SHADOWED) {
+                storage::store4(shadow + first, p[i]);
+            }
         }
         return;
     }
@@ -94,20 +98,35 @@ __device__ __forceinline__ void step(const float* grad, const float* scalars, co
         moment1[i] = m;
         moment2[i] = v;
         param[i] = p;
-        shadow[i] = narrow::narrowed<H>(p);
+        if (SHADOWED) {
+            shadow[i] = storage::narrowed<H>(p);
+        }
     }
 }
 
 }  // namespace adamw
 
-#define ADAMW_ENTRY(NAME, H, SCALED)                                                                          \
-    extern "C" __global__ void __launch_bounds__(256, 4) NAME(                                                \
-        const float* __restrict__ grad, const float* __restrict__ scalars, const unsigned* __restrict__ report, \
-        float* __restrict__ param, float* __restrict__ moment1, float* __restrict__ moment2,                  \
-        narrow::H* __restrict__ shadow, unsigned n_low, unsigned n_high, unsigned decayed_low,                \
-        unsigned decayed_high, float beta1, float rest1, float beta2, float rest2, float eps)                 \
+#define ADAMW_OPERANDS                                                                                        \
+    const float *__restrict__ grad, const float *__restrict__ scalars, const unsigned *__restrict__ report,   \
+        float *__restrict__ param, float *__restrict__ moment1, float *__restrict__ moment2
+
+#define ADAMW_SIZES                                                                                           \
+    unsigned n_low, unsigned n_high, unsigned decayed_low, unsigned decayed_high, float beta1, float rest1,   \
+        float beta2, float rest2, float eps
+
+#define ADAMW_STEP(SCALED, SHADOW)                                                                            \
+    adamw::step<SCALED>(grad, scalars, report, param, moment1, moment2, SHADOW, n_low, n_high, decayed_low,   \
+                        decayed_high, adamw::Constants{beta1, rest1, beta2, rest2, eps})
+
+#define ADAMW_ENTRY(NAME)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, 4) NAME(ADAMW_OPERANDS, ADAMW_SIZES)                    \
     {                                                                                                         \
-        const adamw::Constants k = {beta1, rest1, beta2, rest2, eps};                                         \
-        adamw::step<SCALED>(grad, scalars, report, param, moment1, moment2, shadow, n_low, n_high,            \
-                            decayed_low, decayed_high, k);                                                    \
+        ADAMW_STEP(false, (storage::f32*)nullptr);                                                            \
+    }
+
+#define ADAMW_SHADOW_ENTRY(NAME, H, SCALED)                                                                   \
+    extern "C" __global__ void __launch_bounds__(256, 4)                                                      \
+        NAME(ADAMW_OPERANDS, storage::H* __restrict__ shadow, ADAMW_SIZES)                                    \
+    {                                                                                                         \
+        ADAMW_STEP(SCALED, shadow);                                                                           \
     }

@@ -1,0 +1,3 @@
+#include "scan.cuh"
+
+SCAN_ENTRIES(bf16, narrow::bf16)

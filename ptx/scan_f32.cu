@@ -1,0 +1,3 @@
+#include "scan.cuh"
+
+SCAN_ENTRIES(f32, float)

@@ -1,0 +1,179 @@
+//! Launches of the selective scan and its gradient.
+
+use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use super::rows::{Cut, Workspace, entry, no_tokens, number, numbers};
+use crate::layout::{PlacedCall, Region};
+use crate::op::scan::{Scan, ScanGrad, ScanShape};
+use crate::shape::Math;
+
+/// Threads of a block, states of a thread, and positions of a tile; the kernels' own constants.
+const THREADS: usize = 128;
+const OWN: usize = 4;
+const TILE: usize = 16;
+
+/// The most threads of a channel.
+const MOST_GROUPS: usize = 16;
+
+/// The flags of both kernels, and those of each.
+const WHOLE: usize = 1;
+const CARRIED: usize = 2;
+const WEIGHTS: usize = 2;
+const STATE: usize = 4;
+
+/// Threads that serve a channel.
+fn groups(d_state: usize) -> usize {
+    match d_state {
+        8 | 16 | 32 => d_state / OWN,
+        _ => MOST_GROUPS,
+    }
+}
+
+/// Blocks that serve the channels of a sequence.
+fn blocks(shape: &ScanShape) -> usize {
+    shape.d_inner.div_ceil(THREADS / groups(shape.d_state))
+}
+
+/// The entry for so many states.
+macro_rules! by_states {
+    ($math:expr, $stem:literal, $d_state:expr) => {
+        match $d_state {
+            8 => entry!($math, $stem, "_8"),
+            16 => entry!($math, $stem, "_16"),
+            32 => entry!($math, $stem, "_32"),
+            64 => entry!($math, $stem, "_64"),
+            _ => entry!($math, $stem, "_any"),
+        }
+    };
+}
+
+/// Whether rows of channels and of `bc` can be read and written by four elements.
+fn whole(shape: &ScanShape, math: Math, regions: &[Region]) -> bool {
+    let four = 4 * math.storage().size();
+    let rows = [shape.d_inner, 2 * shape.d_state];
+    let aligned = regions.iter().all(|r| r.offset.is_multiple_of(four));
+    aligned && rows.iter().all(|n| n.is_multiple_of(4))
+}
+
+/// The output, the states that are stored, and the last ones where the scan is carried.
+pub fn forward(op: &Scan, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
+    let (shape, [out, starts]) = (&op.shape, [0, 1].map(|i| call.writes[i]));
+    if shape.rows() * shape.d_inner == 0 {
+        return CallLaunches::default();
+    }
+    let whole = whole(shape, op.math, &[&call.reads[..4], &[out]].concat());
+    let flags = WHOLE * usize::from(whole) + CARRIED * usize::from(op.carried);
+    // A scan that is not carried reads and writes no state; the arguments must still be addresses.
+    let [state, keep, next] = match op.carried {
+        true => [call.reads[7], call.reads[8], call.writes[2]],
+        false => [starts; 3],
+    };
+    let regions = [&call.reads[..7], &[state, keep, out, starts, next]].concat();
+    let mut args: Vec<Arg> = regions.into_iter().map(Arg::Region).collect();
+    let (d, n) = (shape.d_inner, shape.d_state);
+    args.extend(numbers([shape.seq_len, d, n, shape.chunk.max(1), flags]));
+    let entry = by_states!(op.math, "scan", n);
+    launch(entry, [blocks(shape), shape.batch], 0, args).into()
+}
+
+fn launch(
+    entry: &'static str,
+    grid: [usize; 2],
+    shared_bytes: usize,
+    args: Vec<Arg>,
+) -> KernelLaunch {
+    KernelLaunch {
+        entry,
+        grid: [number(grid[0]), number(grid[1]), 1],
+        block: [number(THREADS), 1, 1],
+        shared_bytes: number(shared_bytes),
+        args,
+    }
+}
+
+/// Where the workspace of the gradient begins after its counters: partial sums of the weights, then of `dbc`.
+struct Partials {
+    counters: usize,
+    weights: usize,
+    columns: usize,
+}
+
+impl Partials {
+    fn of(shape: &ScanShape, weight_grad: bool) -> Self {
+        let (blocks, n) = (blocks(shape), shape.d_state);
+        let numbers = THREADS / groups(n) * (n + 2);
+        let sums = usize::from(weight_grad);
+        Partials {
+            counters: sums * blocks,
+            weights: sums * (shape.batch * blocks * numbers).next_multiple_of(64),
+            columns: blocks * shape.rows() * 2 * n,
+        }
+    }
+
+    fn workspace(&self) -> Workspace {
+        Workspace {
+            counters: self.counters.max(1),
+            partials: self.weights + self.columns,
+        }
+    }
+}
+
+/// The gradients of everything that forward reads; a second kernel adds those of `bc` over the channels.
+pub fn grad(op: &ScanGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
+    let shape = &op.shape;
+    let (d, n, writes) = (shape.d_inner, shape.d_state, &call.writes);
+    if shape.rows() * d == 0 {
+        return no_tokens(&writes[4..]);
+    }
+    let [du, ddt, dbc, dxz] = [0, 1, 2, 3].map(|i| writes[i]);
+    let rows = [&call.reads[..5], &[du, ddt, dxz]].concat();
+    let flags = WHOLE * usize::from(whole(shape, op.math, &rows))
+        + WEIGHTS * usize::from(op.weight_grad)
+        + STATE * usize::from(op.state_grad);
+    // What is not asked for is not written; the arguments must still be addresses.
+    let weights = match op.weight_grad {
+        true => [writes[4], writes[5], writes[6]],
+        false => [dbc; 3],
+    };
+    let dstate = match op.state_grad {
+        true => writes[writes.len() - 1],
+        false => dbc,
+    };
+    let partials = Partials::of(shape, op.weight_grad);
+    let workspace = partials.workspace();
+    let [counters, sums] = workspace.args();
+    let columns = match sums {
+        Arg::Workspace { offset } => Arg::Workspace {
+            offset: offset + 4 * partials.weights,
+        },
+        other => other,
+    };
+    let regions = [&call.reads[..], &[du, ddt, dxz], &weights, &[dstate]].concat();
+    let mut args: Vec<Arg> = regions.into_iter().map(Arg::Region).collect();
+    args.extend([columns, sums, counters]);
+    let (chunk, cut) = (shape.chunk.max(1), Cut::new(&op.sum));
+    args.extend(numbers([shape.seq_len, d, n, chunk, cut.grain, flags]));
+    let tiles = chunk.min(shape.seq_len).div_ceil(TILE);
+    let shared = (TILE + tiles) * THREADS * OWN * size_of::<f32>();
+    let grid = [blocks(shape), shape.batch];
+    let mut launches = workspace.with(CallLaunches::default(), 0);
+    let entry = by_states!(op.math, "scan_grad", n);
+    launches.launches.push(launch(entry, grid, shared, args));
+    launches.launches.push(fold(op, columns, dbc));
+    launches
+}
+
+/// The sums of dB and dC over the blocks of channels.
+fn fold(op: &ScanGrad, columns: Arg, dbc: Region) -> KernelLaunch {
+    let elements = op.shape.rows() * 2 * op.shape.d_state;
+    let mut args = vec![columns, Arg::Region(dbc)];
+    args.extend(numbers([elements, blocks(&op.shape)]));
+    KernelLaunch {
+        block: [256, 1, 1],
+        ..launch(
+            entry!(op.math, "scan_grad", "_fold"),
+            [elements.div_ceil(256), 1],
+            0,
+            args,
+        )
+    }
+}
