@@ -34,11 +34,24 @@ fn an_evaluation_between_steps_changes_no_bit_of_training() {
     let (folder, recipe) = workplace();
     let mamba = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/mamba-tiny.toml");
     let mamba = mamba.display().to_string();
-    let recipes: [(&str, &[&str]); 4] = [
+    let text = path(&folder, "t.txt");
+    std::fs::write(&text, "a state goes on from window to window. ".repeat(99)).expect("writes");
+    let of_text = format!("--set=data.path={text:?}");
+    // A state that training carries on must not be touched by the windows that are evaluated.
+    let carried = [
+        "--steps=12",
+        "--set=data.source=text",
+        &of_text,
+        "--set=data.windows=consecutive",
+        "--set=data.validation=0.25",
+        "--set=model.vocab_size=128",
+    ];
+    let recipes: [(&str, &[&str]); 5] = [
         (&recipe, &[]),
         (&recipe, &["--set", "precision.domain=bf16.sm90"]),
         (&recipe, &["--set", "precision.domain=f16.sm90"]),
         (&mamba, &["--steps", "8"]),
+        (&mamba, &carried),
     ];
     for (index, (recipe, sets)) in recipes.into_iter().enumerate() {
         let plain = path(&folder, &format!("plain-{index}"));
