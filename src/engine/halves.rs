@@ -206,8 +206,9 @@ impl<B: Backend> Trainer<B> {
     /// As [`Session::forward`] and [`Trainer::step`].
     pub fn forward(&mut self, batch: &Batch) -> Result<Vec<f32>, StepError> {
         let proof = Batch {
-            // Any scored target will do for a proof; a forward half may have none.
+            // Any scored target will do for a proof; a forward half may have none, and weights of zero.
             targets: batch.input_ids.clone(),
+            weights: vec![1.0; batch.weights.len()],
             normaliser: None,
             ..batch.clone()
         };
