@@ -73,8 +73,8 @@ fn workplace() -> tempfile::TempDir {
 
 /// The validation loss that a run of the program has printed.
 fn loss(ran: &Ran) -> f64 {
-    let words = value(&ran.out, "validation").split_whitespace();
-    let loss = words.skip(1).next().expect("a loss").trim_end_matches(',');
+    let mut words = value(&ran.out, "validation").split_whitespace();
+    let loss = words.nth(1).expect("a loss").trim_end_matches(',');
     loss.parse().expect("a number")
 }
 
@@ -133,4 +133,27 @@ fn adapters_learn_what_their_base_cannot_and_merge_into_a_folder_that_can() {
     std::fs::write(&file, json.replace("base_model_name_or_path", "other")).expect("writes");
     let nowhere = bitstep(&["export", "--merge", &adapter, &at("nowhere")]);
     assert_refused(&nowhere, 4, "names no base model");
+}
+
+#[test]
+fn adapters_beside_a_packed_base_go_on_from_a_checkpoint_with_the_same_bits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/qlora-tiny-bf16.toml");
+    let (whole, halves) = (path(&folder, "whole"), path(&folder, "halves"));
+    let keys = ["--set", "steps=8", "--set", "checkpoint.every=4"];
+    let train = |more: &[&str]| {
+        let mut arguments = vec!["train", recipe, "--device", "cpu"];
+        arguments.extend(keys.iter().chain(more));
+        done(bitstep(&arguments))
+    };
+    let expected = train(&["--out", &whole]);
+    train(&["--out", &halves, "--until", "4"]);
+    let resumed = done(bitstep(&["train", "--resume", &halves, "--device", "cpu"]));
+    let root = |ran: &Ran| value(&ran.out, "root").to_owned();
+    assert_eq!(root(&resumed), root(&expected));
+    let adapter = |run: &str| {
+        let file = std::path::Path::new(run).join("adapter/adapter_model.safetensors");
+        std::fs::read(file).expect("adapters")
+    };
+    assert!(adapter(&whole) == adapter(&halves));
 }
