@@ -9,6 +9,7 @@ use cudarc::driver::sys;
 use rayon::prelude::*;
 
 use super::device::Device;
+use super::exclusive;
 use crate::backend::{ArenaBytes, ArenaId, same_length};
 use crate::error::DeviceError;
 use crate::layout::{ALIGNMENT, Region};
@@ -33,6 +34,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = self.device.synchronize();
+        let _aside = exclusive::aside();
         // SAFETY: `base` came from cuMemAlloc, and whatever is issued to the stream has ended.
         let _ = unsafe { sys::cuMemFree_v2(self.base) };
     }
@@ -78,6 +80,7 @@ impl CudaArena {
             return Err(no_room());
         }
         let mut base = 0;
+        let _aside = exclusive::aside();
         // SAFETY: `base` outlives the call; `Memory` frees it.
         let status = unsafe { sys::cuMemAlloc_v2(&mut base, bytes) };
         if status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
@@ -223,6 +226,7 @@ impl Pinned {
     pub(super) fn holding(device: &Arc<Device>, bytes: &[u8]) -> Result<Self, DeviceError> {
         device.bind()?;
         let mut host = std::ptr::null_mut();
+        let _aside = exclusive::aside();
         // SAFETY: `host` outlives the call; `Drop` frees it. The driver takes no empty allocation.
         let status = unsafe { sys::cuMemHostAlloc(&mut host, bytes.len().max(1), 0) };
         device.check("cuMemHostAlloc", status)?;
@@ -275,6 +279,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = self.device.synchronize();
+        let _aside = exclusive::aside();
         // SAFETY: the copies have ended, and the buffer was allocated in `holding`.
         let _ = unsafe { sys::cuMemFreeHost(self.host.cast()) };
     }

@@ -7,9 +7,10 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
 use super::call::DeviceShape;
+use super::exclusive;
 use crate::error::DeviceError;
 use crate::shape::Math;
 
@@ -248,6 +249,7 @@ impl Device {
     pub fn open(ordinal: usize) -> Result<Arc<Device>, DeviceError> {
         let info = select(&probe()?, ordinal)?.clone();
         let label = format!("cuda:{ordinal}");
+        let _aside = exclusive::aside();
         let mut device = 0;
         // SAFETY: `device` outlives the call, and the ordinal was counted above.
         check(&label, "cuDeviceGet", unsafe {
@@ -261,14 +263,12 @@ impl Device {
         check(&label, "cuCtxSetCurrent", unsafe {
             sys::cuCtxSetCurrent(context)
         })?;
-        let stream =
-            result::stream::create(result::stream::StreamKind::NonBlocking).map_err(|e| {
-                DeviceError::Driver {
-                    device: label,
-                    call: "cuStreamCreate",
-                    text: format!("{e:?}"),
-                }
-            })?;
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `stream` outlives the call; `Drop` destroys it.
+        check(&label, "cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut stream, flags)
+        })?;
         Ok(Arc::new(Device {
             info,
             device,
@@ -377,6 +377,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        let _aside = exclusive::aside();
         // SAFETY: `open` made the stream and retained the context; everything that uses them holds an
         // `Arc` of this device, so nothing is in use now. A failure here has nobody to be told.
         unsafe {

@@ -11,6 +11,7 @@ use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys;
 
 use super::device::Device;
+use super::exclusive;
 use crate::error::DeviceError;
 use crate::shape::{DType, Math};
 
@@ -115,6 +116,7 @@ impl Lt {
         }
         device.bind()?;
         let mut handle = std::ptr::null_mut();
+        let _aside = exclusive::aside();
         // SAFETY: the library is there, and `handle` outlives the call.
         let status = unsafe { lt::cublasLtCreate(&mut handle) };
         check(device, "cublasLtCreate", status)?;
@@ -222,6 +224,7 @@ impl Drop for Lt {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = self.device.synchronize();
+        let _aside = exclusive::aside();
         // SAFETY: the handle came from cublasLtCreate, and nothing issued with it runs any more.
         let _ = unsafe { lt::cublasLtDestroy(self.handle) };
     }

@@ -13,6 +13,7 @@ use cudarc::driver::sys;
 use super::arena::{CudaArena, Memory};
 use super::call::{Arg, KernelLaunch};
 use super::device::Device;
+use super::exclusive;
 use super::identity::Identity;
 use super::launch::pack;
 use super::module::Modules;
@@ -94,6 +95,7 @@ pub(super) fn capture(
     issue: impl FnOnce() -> Result<Expected, DeviceError>,
 ) -> Result<CudaGraph, CaptureError> {
     device.bind()?;
+    let _alone = exclusive::capturing();
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream lives as long as the device and is not capturing: capture ends below.
     let status = unsafe { sys::cuStreamBeginCapture_v2(device.stream(), mode) };
@@ -336,6 +338,7 @@ impl Drop for CudaGraph {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = self.device.synchronize();
+        let _aside = exclusive::aside();
         // SAFETY: nothing of the graph runs any more; both handles were made by `capture`.
         unsafe {
             let _ = sys::cuGraphExecDestroy(self.exec);

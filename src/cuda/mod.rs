@@ -17,6 +17,7 @@ pub mod cross_entropy;
 pub mod device;
 pub mod digest;
 pub mod embed;
+mod exclusive;
 pub mod gemm;
 pub mod graph;
 pub mod identity;

@@ -10,6 +10,7 @@ use cudarc::driver::sys;
 use rayon::prelude::*;
 
 use super::device::Device;
+use super::exclusive;
 use super::ptx::{PTX, alone};
 use crate::error::DeviceError;
 
@@ -41,6 +42,7 @@ unsafe impl Send for Kernel {}
 impl Kernel {
     /// Gives the module back, of which nothing runs. A failure here has nobody to be told.
     fn unload(self) {
+        let _aside = exclusive::aside();
         // SAFETY: the module is loaded and the value that names it ends here; callers see to it that no
         // kernel of it is in use, and that the device's context is current.
         let _ = unsafe { sys::cuModuleUnload(self.module) };
@@ -129,6 +131,7 @@ impl Modules {
         // The thread may be one that has not used the device before.
         self.device.bind()?;
         let mut module = std::ptr::null_mut();
+        let _aside = exclusive::aside();
         // SAFETY: the image ends with a zero and outlives the call.
         let status = unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
         self.device.check("cuModuleLoadData", status)?;

@@ -2,7 +2,7 @@
 //!
 //! Exponents are counted in units of 128 doublings: with `k` of [`score_factor`], the weight of
 //! a score `s` beside a row's reference `r` is `weight(fma(-s, k, r)) = 2^(1 + s · scale · log2(e) - 128 r)`. References
-//! lie [`GRID`] apart and only rise when a score would pass above, so that most tiles rescale nothing, and a change
+//! lie `GRID` apart and only rise when a score would pass above, so that most tiles rescale nothing, and a change
 //! of reference is a power of two.
 
 use super::elementary::{log, weight};
