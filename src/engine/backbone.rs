@@ -6,8 +6,6 @@ use super::step::StepReport;
 use crate::backend::Backend;
 use crate::data::{Batch, IGNORE};
 use crate::error::StepError;
-use crate::num::element::{decode, encode};
-use crate::op::Slot;
 use crate::plan::Features;
 
 impl<B: Backend> Session<B> {
@@ -58,14 +56,8 @@ impl<B: Backend> Session<B> {
     ) -> Result<(), StepError> {
         let slots = self.features()?;
         self.write_slot(slots.input, features)?;
-        match self.loss_scale()? {
-            // A power of two: scaling before the gradient is rounded to its storage changes no digit.
-            Some(state) => {
-                let scaled: Vec<f32> = output_grad.iter().map(|g| g * state.scale).collect();
-                self.write_stored(slots.output_grad, &scaled)
-            }
-            None => self.write_stored(slots.output_grad, output_grad),
-        }
+        let scaled = self.core_mut().scaled(output_grad)?;
+        self.write_slot(slots.output_grad, &scaled)
     }
 
     /// The features that came out of the last step or evaluation, `[batch · seq_len, width]`.
@@ -73,21 +65,8 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// [`StepError::NoFeatures`] for a model of tokens; a device fault.
     pub fn output_features(&mut self) -> Result<Vec<f32>, StepError> {
-        let slot = self
-            .core()
-            .plan
-            .backbone
-            .ok_or(StepError::NoFeatures)?
-            .output;
-        let core = self.core_mut();
-        let (region, dtype) = (
-            core.plan.layout.region(slot),
-            core.plan.slots.spec(slot).dtype,
-        );
-        let mut bytes = vec![0; region.bytes];
-        let read = core.backend.read(&core.arena, region, &mut bytes);
-        core.guarded(read)?;
-        decode(dtype, &bytes).ok_or(StepError::NoFeatures)
+        let slots = self.core().plan.backbone.ok_or(StepError::NoFeatures)?;
+        Ok(self.read_slot(slots.output)?)
     }
 
     /// The gradient of the features that went into the last step, `[batch · seq_len, width]`; with the step's
@@ -100,7 +79,7 @@ impl<B: Backend> Session<B> {
         Ok(self.read_slot(slots.input_grad)?)
     }
 
-    fn features(&self) -> Result<Features, StepError> {
+    pub(super) fn features(&self) -> Result<Features, StepError> {
         self.core()
             .plan
             .inputs
@@ -119,16 +98,5 @@ impl<B: Backend> Session<B> {
             weights: vec![1.0; inputs.rows()],
             normaliser: Some(1.0),
         }
-    }
-
-    /// Writes numbers into a slot, each rounded once to what the slot stores.
-    fn write_stored(&mut self, slot: Slot, values: &[f32]) -> Result<(), StepError> {
-        self.check_elements(slot, values.len())?;
-        let core = self.core_mut();
-        let dtype = core.plan.slots.spec(slot).dtype;
-        let bytes = encode(dtype, values).ok_or(StepError::NoFeatures)?;
-        let region = core.plan.layout.region(slot);
-        let written = core.backend.write(&mut core.arena, region, &bytes);
-        Ok(core.guarded(written)?)
     }
 }

@@ -7,15 +7,14 @@
 
 use super::hyper::Hyper;
 use super::programs::RunPrograms;
-use super::session::Session;
+use super::session::{Session, not_steppable};
 use super::step::{Core, Half, StepReport};
 use super::trainer::Trainer;
 use super::window::{Pass, Then, Window, run_pass};
 use crate::backend::Backend;
 use crate::data::Batch;
 use crate::error::StepError;
-use crate::num::element::{decode, encode};
-use crate::op::Slot;
+use crate::num::element::encode;
 use crate::plan::{HalfOutput, ProgramKind};
 
 /// What backward does beyond the gradient.
@@ -102,7 +101,7 @@ impl<B: Backend> Session<B> {
             Session::Replaying(engine) => forward(engine, &unscored, hyper)?,
             between => return Err(not_steppable(between)),
         }
-        self.read_stored(half.output)
+        Ok(self.read_slot(half.output)?)
     }
 
     /// As [`Session::forward`], for a backbone alone: the features that come out for these, both
@@ -116,8 +115,7 @@ impl<B: Backend> Session<B> {
         hyper: &Hyper,
     ) -> Result<Vec<f32>, StepError> {
         self.half_output()?;
-        let slots = self.core().plan.inputs.features;
-        let slots = slots.ok_or(StepError::NoFeatures)?;
+        let slots = self.features()?;
         self.write_slot(slots.input, features)?;
         let batch = self.no_tokens();
         self.forward(&batch, hyper)
@@ -185,17 +183,6 @@ impl<B: Backend> Session<B> {
             program: ProgramKind::Forward.to_string(),
         })
     }
-
-    /// Reads a slot as numbers, whatever it stores.
-    fn read_stored(&mut self, slot: Slot) -> Result<Vec<f32>, StepError> {
-        let core = self.core_mut();
-        let dtype = core.plan.slots.spec(slot).dtype;
-        let region = core.plan.layout.region(slot);
-        let mut bytes = vec![0; region.bytes];
-        let read = core.backend.read(&core.arena, region, &mut bytes);
-        core.guarded(read)?;
-        decode(dtype, &bytes).ok_or(StepError::NoFeatures)
-    }
 }
 
 impl<B: Backend> Trainer<B> {
@@ -262,12 +249,6 @@ impl<B: Backend> Trainer<B> {
             self.advance_to_replay(proof)?;
         }
         Ok(())
-    }
-}
-
-fn not_steppable<B: Backend>(session: &Session<B>) -> StepError {
-    StepError::NotSteppable {
-        state: session.state_name(),
     }
 }
 
@@ -356,13 +337,5 @@ fn stored_gradient<B: Backend>(
             found: values.len(),
         });
     }
-    let encoded = match core.read_loss_scale()? {
-        // A power of two: scaling before the gradient is rounded to its storage changes no digit.
-        Some(state) => {
-            let scaled: Vec<f32> = values.iter().map(|g| g * state.scale).collect();
-            encode(dtype, &scaled)
-        }
-        None => encode(dtype, values),
-    };
-    encoded.ok_or(StepError::NoFeatures)
+    encode(dtype, &core.scaled(values)?).ok_or(StepError::NoFeatures)
 }

@@ -47,7 +47,7 @@ impl<B: Backend> Session<B> {
                 found: packed.bytes.len(),
             });
         }
-        self.write_bytes(param.slot, &packed.bytes)?;
+        self.core_mut().write_bytes(param.slot, &packed.bytes)?;
         self.write_slot(maxima, &packed.maxima)
     }
 
@@ -65,13 +65,6 @@ impl<B: Backend> Session<B> {
             nf4::dequantise_block(codes, maximum, block);
         }
         Ok(values)
-    }
-
-    fn write_bytes(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), DeviceError> {
-        let core = self.core_mut();
-        let region = core.plan.layout.region(slot);
-        let written = core.backend.write(&mut core.arena, region, bytes);
-        core.guarded(written)
     }
 
     pub(super) fn read_bytes(&mut self, slot: Slot) -> Result<Vec<u8>, DeviceError> {

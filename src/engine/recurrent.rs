@@ -29,11 +29,8 @@ impl<B: Backend> Session<B> {
             .map(|&s| (s == Start::Carried).into())
             .collect();
         self.check_elements(keep, flags.len())?;
-        let core = self.core_mut();
-        let region = core.plan.layout.region(keep);
         let bytes = bytemuck::cast_slice(&flags);
-        let written = core.backend.write(&mut core.arena, region, bytes);
-        Ok(core.guarded(written)?)
+        Ok(self.core_mut().write_bytes(keep, bytes)?)
     }
 
     /// The whole recurrent state, tensor after tensor in the model's order, each [batch, …].

@@ -95,9 +95,7 @@ impl<B: Backend> Session<B> {
         match self {
             Session::Warmup(engine) => engine.step_observed(batch, hyper, observer),
             Session::Replaying(engine) => engine.step(batch, hyper),
-            between => Err(StepError::NotSteppable {
-                state: between.state_name(),
-            }),
+            between => Err(not_steppable(between)),
         }
     }
 
@@ -247,23 +245,14 @@ impl<B: Backend> Session<B> {
     }
 
     pub(super) fn write_slot(&mut self, slot: Slot, values: &[f32]) -> Result<(), StepError> {
+        self.check_elements(slot, values.len())?;
         let core = self.core_mut();
-        let spec = core.plan.slots.spec(slot);
-        if values.len() != spec.shape.elements() {
-            return Err(StepError::TensorSize {
-                name: spec.name.clone(),
-                expected: spec.shape.elements(),
-                found: values.len(),
-            });
-        }
-        let region = core.plan.layout.region(slot);
-        let narrow = match spec.dtype {
+        let narrow = match core.plan.slots.spec(slot).dtype {
             DType::F32 => None,
             dtype => encode(dtype, values),
         };
         let bytes = narrow.as_deref().unwrap_or(bytemuck::cast_slice(values));
-        let written = core.backend.write(&mut core.arena, region, bytes);
-        core.guarded(written)?;
+        core.write_bytes(slot, bytes)?;
         if let Some((region, bytes)) = core.plan.shadow_of(slot, values) {
             let written = core.backend.write(&mut core.arena, region, &bytes);
             core.guarded(written)?;
@@ -285,13 +274,10 @@ impl<B: Backend> Session<B> {
     /// A device fault.
     pub fn set_loss_scale(&mut self, state: LossScale) -> Result<(), DeviceError> {
         let core = self.core_mut();
-        let Some(slot) = core.plan.inputs.loss_scale else {
-            return Ok(());
-        };
-        let region = core.plan.layout.region(slot);
-        let bytes = bytemuck::bytes_of(&state);
-        let written = core.backend.write(&mut core.arena, region, bytes);
-        core.guarded(written)
+        match core.plan.inputs.loss_scale {
+            None => Ok(()),
+            Some(slot) => core.write_bytes(slot, bytemuck::bytes_of(&state)),
+        }
     }
 
     fn param(&self, name: &str) -> Result<Param, StepError> {
@@ -406,6 +392,13 @@ pub enum LoadError<E> {
     /// The values do not fit, or the device failed.
     #[error(transparent)]
     Step(StepError),
+}
+
+/// The refusal of a state between record and proof.
+pub(super) fn not_steppable<B: Backend>(session: &Session<B>) -> StepError {
+    StepError::NotSteppable {
+        state: session.state_name(),
+    }
 }
 
 fn settle<B: Backend, S: State, T: State>(

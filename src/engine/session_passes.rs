@@ -1,7 +1,7 @@
 //! A session whose plan computes a batch in passes.
 
 use super::hyper::Hyper;
-use super::session::Session;
+use super::session::{Session, not_steppable};
 use super::step::{Evaluation, StepReport};
 use super::window::Window;
 use crate::backend::Backend;
@@ -20,9 +20,7 @@ impl<B: Backend> Session<B> {
         match self {
             Session::Warmup(engine) => engine.pass(batch, hyper),
             Session::Replaying(engine) => engine.pass(batch, hyper),
-            between => Err(StepError::NotSteppable {
-                state: between.state_name(),
-            }),
+            between => Err(not_steppable(between)),
         }
     }
 

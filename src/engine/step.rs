@@ -1,6 +1,7 @@
 //! One step: validate, write, launch, report, commit. Counters move only at commit, so a step that
 //! fails leaves nothing half-moved.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::guard::Admitted;
@@ -256,6 +257,15 @@ impl<B: Backend> Core<B> {
         let read = self.backend.read(&self.arena, region, bytes);
         self.guarded(read)?;
         Ok(Some(state))
+    }
+
+    /// A gradient of the caller's with the loss scale, where gradients carry one. The scale is a power of two:
+    /// scaling before the gradient is rounded to its storage changes no digit.
+    pub(super) fn scaled<'g>(&mut self, grad: &'g [f32]) -> Result<Cow<'g, [f32]>, DeviceError> {
+        Ok(match self.read_loss_scale()? {
+            Some(state) => grad.iter().map(|g| g * state.scale).collect(),
+            None => Cow::Borrowed(grad),
+        })
     }
 
     /// How each call of a step is executed here: of its program, or of a pass and the update.
