@@ -13,6 +13,8 @@ use bitstep::model::{Family, ModelConfig};
 use bitstep::num::philox::{Philox, Purpose};
 use bitstep::plan::{Plan, PlanConfig};
 
+use super::faulty::{Faulty, Plans};
+
 pub const VOCAB: usize = 40;
 
 /// A two-layer model whose sizes are no multiple of any tile.
@@ -60,6 +62,17 @@ pub fn session_on(plan: &Arc<Plan>, backend: CpuBackend) -> Session<CpuBackend> 
 pub fn trainer(plan: &Arc<Plan>, hyper: Hyper, warmup_steps: u32) -> Trainer<CpuBackend> {
     let mut trainer = Trainer::new(cpu(2), plan.clone(), hyper, warmup_steps).expect("an arena");
     trainer.load(&FreshInit { seed: 3 }).expect("loads");
+    trainer
+}
+
+/// A trainer with fresh parameters on a backend that fails as `plans` says.
+pub fn failing_trainer(plan: &Arc<Plan>, plans: &Plans) -> Trainer<Faulty> {
+    let backend = Faulty {
+        cpu: cpu(1),
+        plans: plans.clone(),
+    };
+    let mut trainer = Trainer::new(backend, plan.clone(), Hyper::default(), 2).unwrap();
+    trainer.load(&FreshInit { seed: 3 }).unwrap();
     trainer
 }
 

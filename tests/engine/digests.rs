@@ -15,12 +15,7 @@ use super::faulty::{Faulty, Plans};
 
 fn faulty_trainer(plans: &Plans) -> (Trainer<Faulty>, Arc<Plan>) {
     let plan = plan(PlanConfig::of(2, 6));
-    let backend = Faulty {
-        cpu: cpu(1),
-        plans: plans.clone(),
-    };
-    let mut trainer = Trainer::new(backend, plan.clone(), Hyper::default(), 2).unwrap();
-    trainer.load(&FreshInit { seed: 3 }).unwrap();
+    let mut trainer = failing_trainer(&plan, plans);
     for step in 0..2 {
         trainer.step(&batch(&plan, step)).unwrap();
     }

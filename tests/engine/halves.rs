@@ -5,7 +5,6 @@ use std::sync::Arc;
 use bitstep::cpu::CpuBackend;
 use bitstep::data::{Batch, IGNORE};
 use bitstep::engine::halves::BackwardOptions;
-use bitstep::engine::init::FreshInit;
 use bitstep::engine::window::Then;
 use bitstep::engine::{Hyper, Session, Trainer};
 use bitstep::error::{CaptureError, PlanError, StepError};
@@ -19,7 +18,7 @@ use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
 use bitstep::shape::Math;
 
 use super::common::*;
-use super::faulty::{Faulty, Plans};
+use super::faulty::Plans;
 
 fn halves_of(model: &dyn Model, most_passes: u64, config: PlanConfig) -> Arc<Plan> {
     let form = StepForm {
@@ -412,12 +411,7 @@ fn a_replay_that_does_nothing_is_refused_for_every_half() {
     );
     for idle in 0..programs {
         let plans = Plans::default();
-        let backend = Faulty {
-            cpu: cpu(1),
-            plans: plans.clone(),
-        };
-        let mut trainer = Trainer::new(backend, plan.clone(), Hyper::default(), 2).unwrap();
-        trainer.load(&FreshInit { seed: 3 }).unwrap();
+        let mut trainer = failing_trainer(&plan, &plans);
         for step in 0..2 {
             let batch = batch(&plan, step);
             trainer.forward(&batch).unwrap();

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bitstep::cpu::CpuBackend;
 use bitstep::data::{Batch, IGNORE};
-use bitstep::engine::init::FreshInit;
 use bitstep::engine::{Hyper, StepReport, Trainer};
 use bitstep::error::{CaptureError, PlanError, StepError};
 use bitstep::model::Family;
@@ -334,12 +333,7 @@ fn a_replay_that_does_nothing_is_refused_for_every_program() {
 
 fn faulty(plan: &Arc<Plan>) -> (Trainer<Faulty>, Plans) {
     let plans = Plans::default();
-    let backend = Faulty {
-        cpu: cpu(1),
-        plans: plans.clone(),
-    };
-    let mut trainer = Trainer::new(backend, plan.clone(), Hyper::default(), 2).unwrap();
-    trainer.load(&FreshInit { seed: 3 }).unwrap();
+    let mut trainer = failing_trainer(plan, &plans);
     for step in 0..2 {
         trainer.step(&ragged(plan, step)).unwrap();
     }
