@@ -10,14 +10,11 @@ use super::rows::expect_len;
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
 use crate::model::mamba_config::D_STATE_MAX;
-use crate::num::{decay, exp, sigmoid, softplus};
+use crate::num::{LOG2_E, decay, exp, sigmoid, softplus};
 use crate::op::scan::{STATE_GROUP, Scan, ScanShape};
 
 /// Channels of a task: a power of two, so that a task's channels are a whole branch of the tree over them.
 pub(super) const WIDTH: usize = 32;
-
-/// log2(e), rounded once.
-const LOG2_E: f32 = f32::from_bits(0x3fb8_aa3b);
 
 /// One number a channel of a task; those beyond the last channel are computed and left out.
 pub(super) type Lanes = [f32; WIDTH];

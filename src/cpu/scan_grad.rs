@@ -12,7 +12,7 @@ use super::scan::{
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
 use crate::num::sigmoid;
-use crate::num::tree::TreeFold;
+use crate::num::tree::tree_sum;
 use crate::op::scan::{ScanGrad, ScanShape};
 
 /// ln 2, rounded once.
@@ -270,11 +270,7 @@ impl<'a> Outputs<'a> {
             }
             let dbc = &mut self.dbc[b * len * 2 * n..][..len * 2 * n];
             for (i, dbc) in dbc.iter_mut().enumerate() {
-                let mut fold = TreeFold::new();
-                for found in found {
-                    fold.push(found.dbc[i], |a, b| a + b);
-                }
-                *dbc = fold.finish(|a, b| a + b).unwrap_or(0.0);
+                *dbc = tree_sum(found.iter().map(|found| found.dbc[i]));
             }
         }
     }

@@ -85,9 +85,9 @@ fn by_rule(gemm: &TensorGemm, start: &[f32]) -> Vec<f32> {
             TensorSum::Tokens(tokens) => {
                 let grains = tokens.grains().map(|grain| {
                     let pieces: Vec<f32> = grain.map(|ks| of(0.0, ks)).collect();
-                    tree_sum(&pieces)
+                    tree_sum(pieces)
                 });
-                tree_sum(&grains.collect::<Vec<f32>>())
+                tree_sum(grains)
             }
         };
         let value = gemm.bias.map_or(sum, |bias| sum + bias[col]);

@@ -20,5 +20,5 @@ pub mod tree;
 pub mod uniform;
 
 pub use elementary::{
-    ACCURACY, Accuracy, cos, decay, exp, log, sigmoid, sin, sin_cos, softplus, weight,
+    ACCURACY, Accuracy, LOG2_E, cos, decay, exp, log, sigmoid, sin, sin_cos, softplus, weight,
 };

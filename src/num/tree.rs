@@ -71,10 +71,10 @@ impl<T> TreeFold<T> {
     }
 }
 
-/// The tree over a slice of f32 partials; `+0.0` for none.
-pub fn tree_sum(partials: &[f32]) -> f32 {
+/// The tree over f32 partials in order; `+0.0` for none.
+pub fn tree_sum(partials: impl IntoIterator<Item = f32>) -> f32 {
     let mut fold = TreeFold::new();
-    for &p in partials {
+    for p in partials {
         fold.push(p, |a, b| a + b);
     }
     fold.finish(|a, b| a + b).unwrap_or(0.0)
@@ -165,7 +165,7 @@ mod tests {
         for n in 0..200 {
             let p: Vec<f32> = (0..n).map(|i| 1.0 / (i as f32 + 0.7)).collect();
             assert_eq!(
-                tree_sum(&p).to_bits(),
+                tree_sum(p.iter().copied()).to_bits(),
                 recursive(&p).to_bits(),
                 "{n} leaves"
             );

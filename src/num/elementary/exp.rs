@@ -4,8 +4,8 @@ use super::{LN2_HI, LN2_LO, canonical_nan};
 
 /// 1.5 · 2^23: adding it rounds to an integer, which then stands in the low bits.
 const ROUND: f32 = 12_582_912.0;
-/// log2(e).
-const LOG2_E: f32 = f32::from_bits(0x3fb8_aa3b);
+/// log2(e), rounded once.
+pub const LOG2_E: f32 = f32::from_bits(0x3fb8_aa3b);
 /// `e^x` is `+0.0` below this and infinite above [`HIGHEST`], so clamping keeps every exponent small.
 const LOWEST: f32 = -104.0;
 const HIGHEST: f32 = 89.0;

@@ -13,7 +13,7 @@ mod trig;
 mod weight;
 
 pub use accuracy::{ACCURACY, Accuracy};
-pub use exp::{decay, exp, sigmoid};
+pub use exp::{LOG2_E, decay, exp, sigmoid};
 pub use log::{log, softplus};
 pub use trig::{cos, sin, sin_cos};
 pub use weight::weight;
