@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::hyper::Hyper;
-use super::init::{Adapted, Adapters, FreshInit};
+use super::init::{Adapted, Adapters, FreshInit, ParamSource};
 use super::recurrent::Start;
 use super::schedule::{Schedule, ScheduleKind};
 use super::session::LoadError;
@@ -115,6 +115,12 @@ impl<B: Backend> Run<B> {
     /// # Errors
     /// As the trainer's; nothing has moved.
     pub fn step(&mut self, observer: Option<&mut dyn Observe<B>>) -> Result<StepReport, Error> {
+        let batch = self.next_batch()?;
+        Ok(self.trainer.step_observed(&batch, observer)?)
+    }
+
+    /// The batch of the next step, for which the rate is set and is said how its sequences begin.
+    fn next_batch(&mut self) -> Result<Batch, Error> {
         let step = self.trainer.session().progress().taken;
         let batch = self.loader.batch_at(step)?;
         self.start_as(match self.loader.goes_on(step) {
@@ -122,7 +128,7 @@ impl<B: Backend> Run<B> {
             false => Start::Fresh,
         })?;
         self.trainer.set_lr(self.schedule.lr(step));
-        Ok(self.trainer.step_observed(&batch, observer)?)
+        Ok(batch)
     }
 
     /// Says how the sequences begin, where there is a state to carry and it was not said already.
@@ -147,9 +153,7 @@ impl<B: Backend> Run<B> {
     /// # Errors
     /// As [`Run::step`].
     pub fn pass(&mut self) -> Result<Option<StepReport>, Error> {
-        let step = self.trainer.session().progress().taken;
-        let batch = self.loader.batch_at(step)?;
-        self.trainer.set_lr(self.schedule.lr(step));
+        let batch = self.next_batch()?;
         Ok(self.trainer.pass(&batch)?)
     }
 
@@ -411,7 +415,15 @@ pub fn load_folder<B: Backend>(
     let names = used_names(&plan);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     folder.check_all_used(&names)?;
-    match trainer.load(folder) {
+    fill(trainer, folder)
+}
+
+/// Fills a trainer's parameters from a source that fails as files do.
+fn fill<B: Backend>(
+    trainer: &mut Trainer<B>,
+    source: &impl ParamSource<Error = CheckpointError>,
+) -> Result<(), Error> {
+    match trainer.load(source) {
         Ok(()) => Ok(()),
         Err(LoadError::Source(error)) => Err(error.into()),
         Err(LoadError::Step(error)) => Err(error.into()),
@@ -439,9 +451,5 @@ pub fn load_adapted<B: Backend>(
         let places: Vec<&str> = names.iter().copied().chain(whole).collect();
         adapter.check_all_used(&places)?;
     }
-    match trainer.load(folders) {
-        Ok(()) => Ok(()),
-        Err(LoadError::Source(error)) => Err(error.into()),
-        Err(LoadError::Step(error)) => Err(error.into()),
-    }
+    fill(trainer, folders)
 }
