@@ -399,22 +399,20 @@ impl Backend for CudaBackend {
             Some(Provider::Library(algorithm)) => algorithm.describe(),
             _ => launches(&call.call.op, call, &shape).describe(),
         };
-        let groups = self.groups(calls);
-        let kernel = |index: usize| {
-            let of = |(first, group): (usize, &Option<Group>)| {
-                let group = group.as_ref().filter(|group| index < first + group.calls)?;
-                Some(group.describe(first))
-            };
-            let mut before = groups.iter().enumerate().take(index + 1);
-            before
-                .find_map(of)
-                .unwrap_or_else(|| describe(&calls[index]))
-        };
-        let calls = 0..calls.len();
-        calls
-            .map(|call| Execution {
-                call,
-                kernel: kernel(call),
+        // The first call of the group that serves it, and the group.
+        let mut serving: Option<(usize, Group)> = None;
+        let groups = calls.iter().zip(self.groups(calls)).enumerate();
+        groups
+            .map(|(call, (placed, group))| {
+                serving = serving
+                    .take()
+                    .filter(|(first, group)| call < first + group.calls)
+                    .or_else(|| group.map(|group| (call, group)));
+                let kernel = match &serving {
+                    Some((first, group)) => group.describe(*first),
+                    None => describe(placed),
+                };
+                Execution { call, kernel }
             })
             .collect()
     }

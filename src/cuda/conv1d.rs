@@ -1,7 +1,7 @@
 //! Launches of the causal convolution and its gradient.
 
 use super::call::{Arg, CallLaunches, DeviceShape};
-use super::rows::{Cut, Workspace, entry, no_tokens, numbers, one};
+use super::rows::{Cut, Workspace, by_fours, entry, no_tokens, numbers, one};
 use crate::layout::PlacedCall;
 use crate::op::conv1d::{Conv1d, Conv1dGrad, ConvShape};
 
@@ -41,9 +41,7 @@ fn in_one(units: usize, most: usize, wanted: usize) -> usize {
 pub fn forward(op: &Conv1d, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let (shape, u) = (&op.shape, call.writes[0]);
     let [xz, weight, bias] = [0, 1, 2].map(|i| call.reads[i]);
-    let four = 4 * op.math.storage().size();
-    let aligned = [xz, u].iter().all(|r| r.offset.is_multiple_of(four));
-    let whole = aligned && shape.d_inner.is_multiple_of(4);
+    let whole = by_fours(shape.d_inner, op.math, &[xz, u]);
     let flags = WHOLE * usize::from(whole) + CARRIED * usize::from(op.carried);
     // Without carried states the arguments must still be addresses.
     let [state, keep, next] = match op.carried {

@@ -88,28 +88,30 @@ fn kept_elements((vocab_size, size): (usize, usize), room: usize) -> usize {
     }
 }
 
-/// Leaves of a loss: pieces of all grains, the last grain counted as whole.
-pub(super) fn loss_places(sum: &TokenSum) -> usize {
+/// Tokens of a loss, of a grain and of a piece, as its kernels take them.
+pub(super) fn loss_cut(sum: &TokenSum) -> [usize; 3] {
     let grain = sum.grain.clamp(1, sum.tokens.max(1));
     let piece = sum.piece.clamp(1, sum.grain.max(1));
-    sum.tokens.div_ceil(grain) * grain.div_ceil(piece)
+    [sum.tokens, grain, piece]
+}
+
+/// Leaves of a loss: pieces of all grains, the last grain counted as whole.
+pub(super) fn loss_places(sum: &TokenSum) -> usize {
+    let [tokens, grain, piece] = loss_cut(sum);
+    tokens.div_ceil(grain) * grain.div_ceil(piece)
 }
 
 /// The loss: row losses in token order, cut as the op says, times one over the normaliser. One block.
 pub fn loss_sum(op: &LossSum, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
-    let sum = op.sum;
-    let (grain, piece) = (
-        sum.grain.clamp(1, sum.tokens.max(1)),
-        sum.piece.clamp(1, sum.grain.max(1)),
-    );
-    let places = loss_places(&sum);
+    let [tokens, grain, piece] = loss_cut(&op.sum);
+    let places = loss_places(&op.sum);
     let bytes = places * size_of::<f32>();
     let in_shared = bytes <= SMALL_SHARED;
     let threads = places.next_multiple_of(32).clamp(32, MOST_THREADS);
     let mut args: Vec<Arg> = call.reads.iter().map(|&r| Arg::Region(r)).collect();
     args.push(Arg::Region(call.writes[0]));
     args.push(Arg::Workspace { offset: 0 });
-    let sizes = [usize::from(in_shared), sum.tokens, grain, piece];
+    let sizes = [usize::from(in_shared), tokens, grain, piece];
     args.extend(sizes.map(|n| Arg::U32(n as u32)));
     CallLaunches {
         launches: vec![KernelLaunch {

@@ -287,7 +287,7 @@ impl Device {
         DeviceShape {
             multiprocessors: self.info.multiprocessors,
             shared_bytes_per_block: self.info.shared_bytes_per_block,
-            warpgroups: self.info.capability == (9, 0),
+            warpgroups: self.info.capability == super::probe::HOPPER,
         }
     }
 

@@ -6,7 +6,7 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::matmul;
-use super::pieces::{PARTIALS_ALIGNMENT, cut_of, pieces};
+use super::pieces::{WeightTiles, cut_of, pieces};
 use super::rows::{by_vectors, number, numbers, regions};
 use crate::layout::{PlacedCall, Region};
 use crate::op::lora::{
@@ -251,8 +251,7 @@ pub fn up_grad_input(op: &LoraUpGradInput, call: &PlacedCall, _: &DeviceShape) -
 
 /// `db = (dyᵀ · s) · scale`, cut into pieces and grains; reads dy, s, writes db.
 ///
-/// With more than one piece the workspace holds an arrival counter a tile, then the partial tiles; launches
-/// follow one another in it.
+/// Launches follow one another in the workspace, which is that of the one with the most tiles.
 pub fn up_grad_weight(op: &LoraUpGradWeight, call: &PlacedCall, _: &DeviceShape) -> CallLaunches {
     let tile = Tile::of_grad_weight(op.math);
     let dy = call.reads[0];
@@ -263,19 +262,17 @@ pub fn up_grad_weight(op: &LoraUpGradWeight, call: &PlacedCall, _: &DeviceShape)
     Served::each(&op.adapters, op.math, |served| {
         most_tiles = most_tiles.max(tiles_of(served));
     });
-    let counters = (most_tiles * size_of::<u32>()).next_multiple_of(PARTIALS_ALIGNMENT);
+    let meeting = WeightTiles {
+        tiles: most_tiles,
+        outputs: tile.rows * tile.columns,
+    };
     let mut made = CallLaunches::default();
     Served::each(&op.adapters, op.math, |served| {
         let s = served.ranks_of(call.reads[1]);
         let db = served.rows_of(call.writes[0], size_of::<f32>());
         let entry = entry!(op.math, served.by_vectors(&[dy, s]), "lora_up_grad_weight");
-        // A single piece goes straight to its place; the arguments must still be addresses.
-        let workspace = |offset| match pieces {
-            1 => Arg::Region(db),
-            _ => Arg::Workspace { offset },
-        };
-        let mut args = regions([dy, s, db]).to_vec();
-        args.extend([workspace(0), workspace(counters)]);
+        let mut args = regions([dy, s]).to_vec();
+        args.extend(meeting.places(db, &op.sum));
         let [tokens, grain, piece] = cut_of(&op.sum);
         args.extend(numbers([tokens, grain, piece, pieces_of_grain, pieces]));
         args.extend(served.numbers());
@@ -284,12 +281,7 @@ pub fn up_grad_weight(op: &LoraUpGradWeight, call: &PlacedCall, _: &DeviceShape)
             made.launches.push(tile.launch(entry, blocks, args));
         }
     });
-    if pieces > 1 {
-        let partials = most_tiles * pieces * tile.rows * tile.columns * size_of::<f32>();
-        made.zeroed_bytes = counters;
-        made.workspace_bytes = counters + partials;
-    }
-    made
+    meeting.with_workspace(made, &op.sum)
 }
 
 #[cfg(test)]

@@ -240,18 +240,36 @@ pub fn forward(op: &Matmul, call: &PlacedCall, device: &DeviceShape) -> CallLaun
     launch.into()
 }
 
+/// The sizes of `dx = dy · weight`.
+pub(super) fn input_work(op: &MatmulGradInput, call: &PlacedCall) -> Work {
+    let (dy, weight) = (call.reads[0], call.reads[1]);
+    Work {
+        m: op.rows,
+        n: op.n_in,
+        pieces: 1,
+        vectors: by_vectors(op.n_out, op.math, &[dy]) && by_vectors(op.n_in, op.math, &[weight]),
+    }
+}
+
+/// The sizes of `dweight (+)= dyᵀ · x`.
+pub(super) fn weight_work(op: &MatmulGradWeight, call: &PlacedCall) -> Work {
+    let (dy, x) = (call.reads[0], call.reads[1]);
+    let [_, pieces] = pieces(&op.sum);
+    Work {
+        m: op.n_out,
+        n: op.n_in,
+        pieces,
+        vectors: by_vectors(op.n_out, op.math, &[dy]) && by_vectors(op.n_in, op.math, &[x]),
+    }
+}
+
 /// `dx = dy · weight`; reads dy, weight, writes dx.
 pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let (dy, weight) = (call.reads[0], call.reads[1]);
     if op.rows == 0 || op.n_in == 0 {
         return CallLaunches::default();
     }
-    let work = Work {
-        m: op.rows,
-        n: op.n_in,
-        pieces: 1,
-        vectors: by_vectors(op.n_out, op.math, &[dy]) && by_vectors(op.n_in, op.math, &[weight]),
-    };
+    let work = input_work(op, call);
     let mut args = regions([dy, weight, call.writes[0]]).to_vec();
     args.extend(numbers([op.rows, op.n_in, op.n_out]));
     let launch = match Kind::of(op.math) {
@@ -265,17 +283,10 @@ pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape)
 ///
 /// Where a block computes all pieces of a tile there is no workspace.
 pub fn grad_weight(op: &MatmulGradWeight, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let (dy, x) = (call.reads[0], call.reads[1]);
     if op.n_out == 0 || op.n_in == 0 {
         return CallLaunches::default();
     }
-    let [_, pieces] = pieces(&op.sum);
-    let work = Work {
-        m: op.n_out,
-        n: op.n_in,
-        pieces,
-        vectors: by_vectors(op.n_out, op.math, &[dy]) && by_vectors(op.n_in, op.math, &[x]),
-    };
+    let work = weight_work(op, call);
     if let Some(kind) = Kind::of(op.math) {
         return tensor::grad_weight(kind, &work, (op, call), device);
     }

@@ -3,13 +3,13 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rows::{numbers, regions};
-use crate::layout::PlacedCall;
+use crate::layout::{PlacedCall, Region};
 use crate::num::tree::TokenSum;
 use crate::op::Store;
 use crate::op::matmul::MatmulGradWeight;
 
 /// Where the partial sums begin is a multiple of this many bytes of the workspace.
-pub(super) const PARTIALS_ALIGNMENT: usize = 256;
+const PARTIALS_ALIGNMENT: usize = 256;
 
 /// The sizes of a product `C[m, n]` in `pieces` pieces, and whether both operands may be read by 16 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -67,40 +67,52 @@ pub(super) fn whole_args(op: &MatmulGradWeight, call: &PlacedCall) -> Vec<Arg> {
     args
 }
 
-/// The tiles of a weight gradient, each of as many outputs.
+/// The tiles of a weight gradient, each of as many outputs. With more than one piece the workspace holds an
+/// arrival counter a tile, then the partial tiles.
 pub(super) struct WeightTiles {
     pub tiles: usize,
     pub outputs: usize,
 }
 
 impl WeightTiles {
+    fn counters(&self) -> usize {
+        (self.tiles * size_of::<u32>()).next_multiple_of(PARTIALS_ALIGNMENT)
+    }
+
+    /// Where the output goes, and the addresses of counters and partials.
+    pub fn places(&self, output: Region, sum: &TokenSum) -> [Arg; 3] {
+        let [_, pieces] = pieces(sum);
+        let output = Arg::Region(output);
+        // A single piece goes straight to its place; the arguments must still be addresses.
+        let workspace = |offset| match pieces {
+            1 => output,
+            _ => Arg::Workspace { offset },
+        };
+        [output, workspace(0), workspace(self.counters())]
+    }
+
+    /// The launches with the workspace in which the pieces meet.
+    pub fn with_workspace(&self, mut launches: CallLaunches, sum: &TokenSum) -> CallLaunches {
+        let [_, pieces] = pieces(sum);
+        if pieces > 1 {
+            let partials = self.tiles * pieces * self.outputs * size_of::<f32>();
+            launches.zeroed_bytes = self.counters();
+            launches.workspace_bytes = self.counters() + partials;
+        }
+        launches
+    }
+
     /// The launch that `launch` makes of the arguments all kernels of weight gradients take.
-    ///
-    /// With more than one piece the workspace holds an arrival counter a tile, then the partial tiles.
     pub fn launches(
         &self,
         op: &MatmulGradWeight,
         call: &PlacedCall,
         launch: impl Fn(Vec<Arg>) -> KernelLaunch,
     ) -> CallLaunches {
-        let [_, pieces] = pieces(&op.sum);
-        let counters = (self.tiles * size_of::<u32>()).next_multiple_of(PARTIALS_ALIGNMENT);
-        // A single piece goes straight to its place; the arguments must still be addresses.
-        let dweight = Arg::Region(call.writes[0]);
-        let workspace = |offset| match pieces {
-            1 => dweight,
-            _ => Arg::Workspace { offset },
-        };
         let mut args = regions([call.reads[0], call.reads[1]]).to_vec();
-        args.extend([dweight, workspace(0), workspace(counters)]);
+        args.extend(self.places(call.writes[0], &op.sum));
         args.extend(cut_numbers(op));
-        let mut launches = CallLaunches::from(launch(args));
-        if pieces > 1 {
-            let partials = self.tiles * pieces * self.outputs * size_of::<f32>();
-            launches.zeroed_bytes = counters;
-            launches.workspace_bytes = counters + partials;
-        }
-        launches
+        self.with_workspace(launch(args).into(), &op.sum)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape};
 use super::rows::{
-    Cut, Workspace, entry, no_tokens, number, numbers, one, regions, shared_of_two, tiles,
-    vector_entry, vector_width,
+    Cut, Workspace, entry, no_tokens, number, numbers, one, regions, shared_of_one, shared_of_two,
+    tiles, vector_entry, vector_width,
 };
 use crate::layout::{PlacedCall, Region};
 use crate::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
@@ -185,11 +185,9 @@ fn weight_grads(
 /// Tokens of a piece that a block holds in shared memory: as many as let two blocks fit, else as many as
 /// one block can; 0 where not even one token fits.
 fn held_tokens(token_bytes: usize, piece: usize, device: &DeviceShape) -> usize {
-    let one_block = device.shared_bytes_per_block as usize;
     let room = match token_bytes <= shared_of_two(device) {
         true => shared_of_two(device),
-        // The kernel's own static shared memory is below this.
-        false => one_block.saturating_sub(1024),
+        false => shared_of_one(device),
     };
     (room / token_bytes.max(1)).min(piece)
 }

@@ -73,6 +73,12 @@ pub(super) fn aligned(width: usize, regions: &[Region]) -> bool {
     by_vectors(width, Math::F32, regions)
 }
 
+/// Whether rows of `width` elements in the storage of `math` from these regions can be read by four elements.
+pub(super) fn by_fours(width: usize, math: Math, regions: &[Region]) -> bool {
+    let four = 4 * math.storage().size();
+    width.is_multiple_of(4) && regions.iter().all(|r| r.offset.is_multiple_of(four))
+}
+
 /// One launch without a workspace; none where the grid is empty.
 pub(super) fn one(
     entry: &'static str,

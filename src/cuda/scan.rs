@@ -1,7 +1,7 @@
 //! Launches of the selective scan and its gradient.
 
-use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
-use super::rows::{Cut, Workspace, entry, no_tokens, number, numbers};
+use super::call::{Arg, CallLaunches, DeviceShape};
+use super::rows::{Cut, Workspace, by_fours, entry, no_tokens, number, numbers, one};
 use crate::layout::{PlacedCall, Region};
 use crate::op::scan::{Scan, ScanGrad, ScanShape};
 use crate::shape::Math;
@@ -48,10 +48,8 @@ macro_rules! by_states {
 
 /// Whether rows of channels and of `bc` can be read and written by four elements.
 fn whole(shape: &ScanShape, math: Math, regions: &[Region]) -> bool {
-    let four = 4 * math.storage().size();
     let rows = [shape.d_inner, 2 * shape.d_state];
-    let aligned = regions.iter().all(|r| r.offset.is_multiple_of(four));
-    aligned && rows.iter().all(|n| n.is_multiple_of(4))
+    rows.into_iter().all(|width| by_fours(width, math, regions))
 }
 
 /// The output, the states that are stored, and the last ones where the scan is carried.
@@ -72,22 +70,8 @@ pub fn forward(op: &Scan, call: &PlacedCall, _device: &DeviceShape) -> CallLaunc
     let (d, n) = (shape.d_inner, shape.d_state);
     args.extend(numbers([shape.seq_len, d, n, shape.chunk.max(1), flags]));
     let entry = by_states!(op.math, "scan", n);
-    launch(entry, [blocks(shape), shape.batch], 0, args).into()
-}
-
-fn launch(
-    entry: &'static str,
-    grid: [usize; 2],
-    shared_bytes: usize,
-    args: Vec<Arg>,
-) -> KernelLaunch {
-    KernelLaunch {
-        entry,
-        grid: [number(grid[0]), number(grid[1]), 1],
-        block: [number(THREADS), 1, 1],
-        shared_bytes: number(shared_bytes),
-        args,
-    }
+    let grid = [blocks(shape), shape.batch];
+    one(entry, grid, [number(THREADS), 1], args)
 }
 
 /// Where the workspace of the gradient begins after its counters: partial sums of the weights, then of `dbc`.
@@ -155,25 +139,18 @@ pub fn grad(op: &ScanGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLaun
     let tiles = chunk.min(shape.seq_len).div_ceil(TILE);
     let shared = (TILE + tiles) * THREADS * OWN * size_of::<f32>();
     let grid = [blocks(shape), shape.batch];
-    let mut launches = workspace.with(CallLaunches::default(), 0);
     let entry = by_states!(op.math, "scan_grad", n);
-    launches.launches.push(launch(entry, grid, shared, args));
-    launches.launches.push(fold(op, columns, dbc));
+    let scan = one(entry, grid, [number(THREADS), 1], args);
+    let mut launches = workspace.with(scan, shared);
+    launches.launches.extend(fold(op, columns, dbc).launches);
     launches
 }
 
 /// The sums of dB and dC over the blocks of channels.
-fn fold(op: &ScanGrad, columns: Arg, dbc: Region) -> KernelLaunch {
+fn fold(op: &ScanGrad, columns: Arg, dbc: Region) -> CallLaunches {
     let elements = op.shape.rows() * 2 * op.shape.d_state;
     let mut args = vec![columns, Arg::Region(dbc)];
     args.extend(numbers([elements, blocks(&op.shape)]));
-    KernelLaunch {
-        block: [256, 1, 1],
-        ..launch(
-            entry!(op.math, "scan_grad", "_fold"),
-            [elements.div_ceil(256), 1],
-            0,
-            args,
-        )
-    }
+    let entry = entry!(op.math, "scan_grad", "_fold");
+    one(entry, [elements.div_ceil(256), 1], [256, 1], args)
 }

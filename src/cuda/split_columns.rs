@@ -1,7 +1,7 @@
 //! Launches of the split of columns and its inverse.
 
 use super::call::{Arg, CallLaunches, DeviceShape};
-use super::rows::{entry, numbers, one};
+use super::rows::{entry, number, numbers, one};
 use crate::layout::{PlacedCall, Region};
 use crate::op::split_columns::{SplitColumns, SplitColumnsGrad};
 
@@ -33,5 +33,5 @@ fn launch(
     args.extend(numbers([rows, n_left, n_right]));
     let blocks = (rows * (n_left + n_right)).div_ceil(THREADS);
     let most = device.multiprocessors as usize * BLOCKS;
-    one(entry, [blocks.min(most), 1], [256, 1], args)
+    one(entry, [blocks.min(most), 1], [number(THREADS), 1], args)
 }

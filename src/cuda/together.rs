@@ -9,9 +9,10 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::clip::shared_doubles;
-use super::cross_entropy::loss_places;
+use super::cross_entropy::{loss_cut, loss_places};
+use super::matmul::{input_work, weight_work};
 use super::matmul_tensor::Paired;
-use super::pieces::{Work, pieces, whole_args};
+use super::pieces::whole_args;
 use super::rows::{by_vectors, number, numbers, regions};
 use super::tree_add::words;
 use crate::layout::{PlacedCall, Region};
@@ -63,19 +64,9 @@ fn layer_gradients(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group> 
     if !same || !independent(weight, input) {
         return None;
     }
-    let vectors = |width, region| by_vectors(width, op.math, &[region]);
-    let [dy, x] = [weight.reads[0], weight.reads[1]];
-    let [_, pieces] = pieces(&op.sum);
-    let work = |m, n, pieces, vectors| Work {
-        m,
-        n,
-        pieces,
-        vectors,
-    };
-    let dy_vectors = vectors(op.n_out, dy);
-    let of_weight = work(op.n_out, op.n_in, pieces, dy_vectors && vectors(op.n_in, x));
-    let of_input = vectors(op.n_in, input.reads[1]) && vectors(op.n_in, input.writes[0]);
-    let of_input = work(other.rows, op.n_in, 1, dy_vectors && of_input);
+    let of_weight = weight_work(op, weight);
+    let mut of_input = input_work(other, input);
+    of_input.vectors &= by_vectors(op.n_in, op.math, &[input.writes[0]]);
     let paired = Paired::of(Kind::of(op.math)?, (&of_weight, &of_input), &op.sum, device)?;
     let mut args = whole_args(op, weight);
     args.extend(regions([input.reads[1], input.writes[0]]));
@@ -111,10 +102,7 @@ fn step_end(calls: &[PlacedCall]) -> Option<Group> {
         return None;
     }
     let mut args = regions([first.reads[0], scalars, total]).to_vec();
-    let sum = &loss.sum;
-    let grain = sum.grain.clamp(1, sum.tokens.max(1));
-    let piece = sum.piece.clamp(1, sum.grain.max(1));
-    args.extend(numbers([sum.tokens, grain, piece]));
+    args.extend(numbers(loss_cut(&loss.sum)));
     args.extend(regions([second.reads[0], partials]));
     args.extend(words(squares.elements));
     args.push(Arg::Region(third.writes[0]));

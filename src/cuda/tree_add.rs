@@ -1,23 +1,27 @@
 //! Launches of one merge of partial gradients.
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
-use crate::layout::PlacedCall;
+use crate::layout::{PlacedCall, Region};
 use crate::op::tree_add::TreeAdd;
 
-/// Threads of a block and the elements it takes; the kernel's own constants.
+/// Threads of a block and the elements it takes; the kernels' own constants.
 const THREADS: u32 = 256;
 const BLOCK: usize = 4096;
 
 /// `left = left + right`.
 pub fn merge(op: &TreeAdd, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
-    let [low, high] = words(op.elements);
-    let args = vec![
-        Arg::Region(call.reads[0]),
-        Arg::Region(call.writes[0]),
-        low,
-        high,
-    ];
-    one("tree_add_f32", (op.elements.div_ceil(BLOCK), THREADS), args)
+    in_blocks(
+        "tree_add_f32",
+        &[call.reads[0], call.writes[0]],
+        op.elements,
+    )
+}
+
+/// An elementwise kernel that takes its regions and the count of their elements, in blocks of `BLOCK`.
+pub(super) fn in_blocks(entry: &'static str, regions: &[Region], elements: usize) -> CallLaunches {
+    let mut args: Vec<Arg> = regions.iter().map(|&region| Arg::Region(region)).collect();
+    args.extend(words(elements));
+    one(entry, (elements.div_ceil(BLOCK), THREADS), args)
 }
 
 /// A count that may need more than 32 bits, as two words, the low one first.
