@@ -1,15 +1,15 @@
 //! `bitstep export`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
 use super::{Outcome, output};
-use crate::error::{CheckpointError, Error, ExitCode, RunError};
+use crate::error::{CheckpointError, ExitCode};
 use crate::io::merge::Merge;
 use crate::io::{AdapterFolder, ModelFolder, Recipe};
 use crate::model::lora::Base;
-use crate::report::run_folder::{ADAPTER, RECIPE};
+use crate::report::run_folder::{ADAPTER, RECIPE, check_empty};
 
 /// How the projections of the base were stored while the adapters were trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,18 +80,5 @@ impl Export {
         found.ok_or_else(|| CheckpointError::NoBase {
             folder: self.source.display().to_string(),
         })
-    }
-}
-
-/// Refuses to write among other files.
-fn check_empty(folder: &Path) -> Result<(), Error> {
-    let name = folder.display().to_string();
-    match std::fs::read_dir(folder) {
-        Ok(mut entries) => match entries.next() {
-            None => Ok(()),
-            Some(_) => Err(RunError::FolderNotEmpty { folder: name }.into()),
-        },
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(RunError::Write { path: name, source }.into()),
     }
 }

@@ -408,3 +408,26 @@ fn tensors_that_do_not_fit_are_not_written() {
     assert!(matches!(short, CheckpointError::ValueCount { .. }));
     assert_eq!(list(root.path()).unwrap(), Listing::default());
 }
+
+#[test]
+fn the_header_of_many_tensors_is_written_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    // More text than a width of the standard library's formatting can have.
+    let names: Vec<String> = (0..2000).map(|i| format!("tensor.{i:04}")).collect();
+    let tensors: Vec<RawTensor<'_>> = names
+        .iter()
+        .map(|name| RawTensor {
+            name,
+            role: "parameter",
+            dtype: StoredType::U8,
+            dims: &[1],
+            bytes: &[7],
+        })
+        .collect();
+    let saved = save(&LocalDisk, folder.path(), state(1), &tensors).unwrap();
+    let length = std::fs::read(saved.join(TENSORS)).unwrap()[..8].to_vec();
+    assert!(u64::from_le_bytes(length.try_into().unwrap()) > u64::from(u16::MAX));
+    let found = read(&saved).unwrap();
+    assert_eq!(found.tensors.len(), names.len());
+    assert!(found.tensors.values().all(|tensor| tensor.bytes == [7]));
+}

@@ -42,7 +42,7 @@ pub(super) fn config(keys: &Keys<'_>) -> Result<MambaConfig, ConfigError> {
         d_conv: keys.size_or(NAMES.d_conv, 4)?,
         dt_rank: rank(keys, d_model)?,
         rms_norm_eps: keys.number_or(NAMES.rms_norm_eps, 1e-5)?,
-        tie_embeddings: flag_or(keys, "tie_word_embeddings", Absent::True)?,
+        tie_embeddings: flag_or_true(keys, "tie_word_embeddings")?,
         init_std: keys.number_or(NAMES.init_std, 0.1)?,
         decay: Decay::default(),
     };
@@ -50,17 +50,11 @@ pub(super) fn config(keys: &Keys<'_>) -> Result<MambaConfig, ConfigError> {
     Ok(config)
 }
 
-/// What a flag is when it is absent.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Absent {
-    True,
-    False,
-}
-
-fn flag_or(keys: &Keys<'_>, key: &'static str, absent: Absent) -> Result<bool, ConfigError> {
+/// A flag that is true where it is absent.
+fn flag_or_true(keys: &Keys<'_>, key: &'static str) -> Result<bool, ConfigError> {
     match keys.get(key) {
         Some(_) => keys.flag(key),
-        None => Ok(absent == Absent::True),
+        None => Ok(true),
     }
 }
 
@@ -84,11 +78,11 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), ConfigError> {
     if let Some(value) = silu.filter(|v| v.as_str() != Some("silu")) {
         return Err(keys.unsupported("hidden_act", value, "\"silu\" only"));
     }
-    if flag_or(keys, "use_bias", Absent::False)? {
+    if keys.flag("use_bias")? {
         let offered = "no biases in the input and output products";
         return Err(keys.unsupported("use_bias", &Value::Bool(true), offered));
     }
-    if !flag_or(keys, "use_conv_bias", Absent::True)? {
+    if !flag_or_true(keys, "use_conv_bias")? {
         let offered = "a convolution with its bias";
         return Err(keys.unsupported("use_conv_bias", &Value::Bool(false), offered));
     }

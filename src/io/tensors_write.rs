@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::atomic::write_atomic;
-use super::tensors_header::METADATA;
+use super::tensors_header::{METADATA, StoredType};
 use crate::error::CheckpointError;
 use crate::shape::Shape;
 
@@ -26,7 +26,12 @@ pub fn write_f32_tensors<'a>(
 ) -> Result<(), CheckpointError> {
     let mut tensors: Vec<F32Tensor<'a>> = tensors.into_iter().collect();
     tensors.sort_by_key(|(name, ..)| *name);
-    let header = header_text(path, &tensors)?;
+    let metadata = format!("\"{METADATA}\":{{\"format\":\"pt\"}}");
+    let entries = tensors.iter().map(|(name, dims, values)| {
+        let bytes = 4 * values.len();
+        (*name, StoredType::F32, *dims, bytes)
+    });
+    let header = header_text(path, Some(metadata), entries)?;
     write_atomic(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(header.as_bytes())?;
@@ -44,42 +49,50 @@ pub fn write_f32_tensors<'a>(
     })
 }
 
-/// The header of sorted tensors, padded with spaces so that the data starts at a multiple of
-/// eight bytes.
-fn header_text(path: &Path, tensors: &[F32Tensor<'_>]) -> Result<String, CheckpointError> {
-    let mut text = format!("{{\"{METADATA}\":{{\"format\":\"pt\"}}");
+/// A tensor as a header states it: its name, its type, its dimensions and the number of its bytes.
+pub(super) type HeaderEntry<'a> = (&'a str, StoredType, &'a [usize], usize);
+
+/// The header of sorted tensors behind what stands before them, padded with spaces so that the data
+/// starts at a multiple of eight bytes.
+pub(super) fn header_text<'a>(
+    path: &Path,
+    first: Option<String>,
+    tensors: impl IntoIterator<Item = HeaderEntry<'a>>,
+) -> Result<String, CheckpointError> {
+    let mut entries = Vec::from_iter(first);
     let mut start = 0;
     let mut before = METADATA;
-    for (name, dims, values) in tensors {
+    for (name, dtype, dims, bytes) in tensors {
         let file = path.display().to_string();
         let tensor = name.to_string();
-        if *name == METADATA || *name == before {
+        if name == METADATA || name == before {
             return Err(CheckpointError::DuplicateTensor { file, tensor });
         }
         let expected_values = match dims.contains(&0) {
             true => 0,
             false => dims.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64)),
         };
-        if expected_values != values.len() as u64 {
+        let shape = Shape::new(dims);
+        if expected_values.saturating_mul(dtype.size()) != bytes as u64 {
             return Err(CheckpointError::ValueCount {
                 file,
                 tensor,
-                shape: Shape::new(*dims),
+                shape,
                 expected_values,
-                found_values: values.len() as u64,
+                found_values: bytes as u64 / dtype.size(),
             });
         }
-        let end = start + 4 * values.len();
+        let end = start + bytes;
         // A JSON string of its own escapes whatever the name holds.
-        let quoted = serde_json::Value::from(*name);
-        let shape = Shape::new(*dims);
-        text += &format!(
-            ",{quoted}:{{\"dtype\":\"F32\",\"shape\":{shape},\"data_offsets\":[{start},{end}]}}"
-        );
+        let quoted = serde_json::Value::from(name);
+        let dtype = dtype.name();
+        entries.push(format!(
+            "{quoted}:{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":[{start},{end}]}}"
+        ));
         start = end;
         before = name;
     }
-    text.push('}');
+    let mut text = format!("{{{}}}", entries.join(","));
     while !text.len().is_multiple_of(8) {
         text.push(' ');
     }

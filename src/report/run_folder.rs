@@ -50,21 +50,7 @@ impl RunFolder {
     /// # Errors
     /// [`RunError::FolderNotEmpty`], or [`RunError::Write`] for a path that is no folder.
     pub fn claim(path: &Path) -> Result<Self, RunError> {
-        let folder = path.display().to_string();
-        match std::fs::read_dir(path) {
-            Err(source) if source.kind() == std::io::ErrorKind::NotFound => {}
-            Err(source) => {
-                return Err(RunError::Write {
-                    path: folder,
-                    source,
-                });
-            }
-            Ok(mut entries) => {
-                if entries.next().is_some() {
-                    return Err(RunError::FolderNotEmpty { folder });
-                }
-            }
-        }
+        check_empty(path)?;
         Ok(RunFolder {
             path: path.to_path_buf(),
         })
@@ -232,6 +218,25 @@ impl RunFolder {
             path: self.path.join(name).display().to_string(),
             source,
         }
+    }
+}
+
+/// Checks that a folder can be written into: it is absent or empty.
+///
+/// # Errors
+/// [`RunError::FolderNotEmpty`], or [`RunError::Write`] for a path that is no folder.
+pub fn check_empty(path: &Path) -> Result<(), RunError> {
+    let folder = path.display().to_string();
+    match std::fs::read_dir(path) {
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => Err(RunError::FolderNotEmpty { folder }),
+        },
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(RunError::Write {
+            path: folder,
+            source,
+        }),
     }
 }
 

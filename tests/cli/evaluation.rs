@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::resume::steps;
 use super::train::{assert_refused, metrics, path, value, workplace};
 use super::{Ran, bitstep};
 
@@ -166,13 +167,6 @@ fn evaluation_keys_that_have_no_meaning_are_refused() {
     );
 }
 
-/// The steps of the checkpoints in a run's folder.
-fn checkpoints(run: &str) -> Vec<u64> {
-    let root = Path::new(run).join("checkpoints");
-    let whole = ::bitstep::io::checkpoint::list(&root).expect("lists").whole;
-    whole.into_iter().map(|(step, _)| step).collect()
-}
-
 #[test]
 fn the_best_checkpoint_is_kept_also_by_a_run_that_goes_on() {
     let (folder, recipe) = workplace();
@@ -196,14 +190,14 @@ fn the_best_checkpoint_is_kept_also_by_a_run_that_goes_on() {
     let lowest = losses.iter().copied().fold(f64::INFINITY, f64::min);
     let best = 1 + losses.iter().position(|l| *l == lowest).expect("one") as u64;
     assert!(best < 10, "the loss rises again: {losses:?}");
-    assert_eq!(checkpoints(&whole), [best, 10]);
+    assert_eq!(steps(&whole), [best, 10]);
     assert!(value(&ran.out, "best ").starts_with(&format!("step-{best},")));
     let parts = path(&folder, "parts");
     train(&recipe, &parts, &[&sets[..], &["--until", "9"]].concat());
     let args = ["train", "--resume", &parts, "--quiet", "--device=cpu"];
     let second = bitstep(&args);
     assert_eq!(second.code, 0, "{}", second.err);
-    assert_eq!(checkpoints(&parts), [best, 10]);
+    assert_eq!(steps(&parts), [best, 10]);
     assert_eq!(value(&second.out, "best "), value(&ran.out, "best "));
 }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::bitstep;
 use super::train::{TINY, assert_refused, metrics, path, value, workplace};
 
-fn steps(run: &str) -> Vec<u64> {
+/// The steps of the checkpoints in a run's folder.
+pub fn steps(run: &str) -> Vec<u64> {
     let root = Path::new(run).join("checkpoints");
     let whole = ::bitstep::io::checkpoint::list(&root).expect("lists").whole;
     whole.into_iter().map(|(step, _)| step).collect()

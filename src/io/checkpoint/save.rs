@@ -9,7 +9,7 @@ use super::{
 };
 use crate::error::CheckpointError;
 use crate::io::tensors::StoredType;
-use crate::shape::Shape;
+use crate::io::tensors_write::header_text;
 
 /// Bytes handed to the file system at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -53,7 +53,10 @@ pub fn save(
     let (folder, temporary) = (root.join(&name), root.join(format!("{WRITING}{name}")));
     let mut tensors = tensors.to_vec();
     tensors.sort_by_key(|tensor| tensor.name);
-    let header = header(&tensors, &temporary.join(TENSORS))?;
+    let entries = tensors
+        .iter()
+        .map(|t| (t.name, t.dtype, t.dims, t.bytes.len()));
+    let header = header_text(&temporary.join(TENSORS), None, entries)?;
     state.tensors = tensors.iter().map(record).collect();
     let text = serde_json::to_string_pretty(&state).map_err(|e| refused(&temporary, e.into()))?;
     disk.create_folder(root).map_err(|e| refused(root, e))?;
@@ -182,40 +185,6 @@ fn record(tensor: &RawTensor<'_>) -> TensorRecord {
         role: tensor.role.to_owned(),
         blake3: blake3::hash(tensor.bytes).to_string(),
     }
-}
-
-/// The safetensors header of sorted tensors, padded so that the data starts at a multiple of eight.
-fn header(tensors: &[RawTensor<'_>], path: &Path) -> Result<String, CheckpointError> {
-    let mut entries = Vec::with_capacity(tensors.len());
-    let mut start = 0;
-    for (index, tensor) in tensors.iter().enumerate() {
-        let (file, name) = (path.display().to_string(), tensor.name.to_owned());
-        if index > 0 && tensors[index - 1].name == tensor.name {
-            return Err(CheckpointError::DuplicateTensor { file, tensor: name });
-        }
-        let shape = Shape::new(tensor.dims);
-        let size = tensor.dtype.size();
-        let expected_values = shape.elements() as u64;
-        if expected_values * size != tensor.bytes.len() as u64 {
-            return Err(CheckpointError::ValueCount {
-                file,
-                tensor: name,
-                shape,
-                expected_values,
-                found_values: tensor.bytes.len() as u64 / size,
-            });
-        }
-        let end = start + tensor.bytes.len();
-        let quoted = serde_json::Value::from(tensor.name);
-        let dtype = tensor.dtype.name();
-        entries.push(format!(
-            "{quoted}:{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":[{start},{end}]}}"
-        ));
-        start = end;
-    }
-    let text = format!("{{{}}}", entries.join(","));
-    let padded = text.len().next_multiple_of(8);
-    Ok(format!("{text:padded$}"))
 }
 
 fn refused(path: &Path, source: io::Error) -> CheckpointError {

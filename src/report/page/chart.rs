@@ -112,6 +112,11 @@ impl Chart {
         self.drawn(0.0, "")
     }
 
+    /// Whether it has something to show.
+    pub fn has_values(&self) -> bool {
+        self.frame().is_some()
+    }
+
     /// The chart as a file of its own, with a style sheet and its heading.
     pub fn file(&self, style: &str) -> Option<String> {
         let (title, unit) = (escape(&self.title), escape(&self.unit));

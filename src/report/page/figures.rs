@@ -1,6 +1,6 @@
 //! The charts of some runs.
 
-use super::axis::{Axis, LARGEST, Scale};
+use super::axis::{LARGEST, Scale};
 use super::chart::{Chart, Curve, Drawn, Mark, SecondAxis};
 use super::curves::median;
 use crate::report::RunHistory;
@@ -54,7 +54,7 @@ pub fn charts(runs: &[RunHistory], names: &[String], parting: Option<&Parting>) 
     }
     charts.push(drawn.accuracy());
     charts.push(drawn.speed());
-    charts.retain(|chart| chart.svg().is_some());
+    charts.retain(Chart::has_values);
     charts
 }
 
@@ -274,14 +274,4 @@ pub fn tokens_per_s(run: &RunHistory) -> Option<f64> {
     let replayed = run.steps.iter().filter(|s| s.phase == "replayed");
     let replayed = median(replayed.map(|s| s.tokens_per_s));
     replayed.or_else(|| median(run.steps.iter().map(|s| s.tokens_per_s)))
-}
-
-/// Where the right end of a bar is: its share of the greatest.
-pub fn share(value: f64, greatest: f64) -> f64 {
-    let axis = Axis {
-        scale: Scale::Linear,
-        low: 0.0,
-        high: greatest.max(1.0),
-    };
-    axis.place(value)
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::axis::{bytes, short};
 use super::chart::escape;
-use super::figures::{colour, share, tokens_per_s};
+use super::figures::{colour, tokens_per_s};
 use crate::report::RunHistory;
 
 /// Rows of the table of digests that are shown at first and at last; those between are left out.
@@ -121,16 +121,12 @@ fn of_run(run: &RunHistory) -> Vec<Fact> {
         let contract = format!("{}, contract {}", facts.domain, facts.contract);
         all.push(fact(DEVICE, device, contract));
     }
-    if let Some(dropped) = Some(run.steps.iter().filter(|s| !s.applied).count()).filter(|n| *n > 0)
-    {
+    let dropped = run.steps.iter().filter(|s| !s.applied).count();
+    if dropped > 0 {
         all.push(fact("Dropped steps", dropped.to_string(), ""));
     }
     if let Some((steps, root)) = run.roots().into_iter().next_back() {
-        all.push(fact(
-            "Root",
-            root.to_owned(),
-            format!("after {steps} steps"),
-        ));
+        all.push(fact(ROOT, root.to_owned(), format!("after {steps} steps")));
     }
     all
 }
@@ -181,7 +177,7 @@ pub fn memory(runs: &[RunHistory], names: &[String]) -> String {
                 out,
                 "<tr><th>{}</th><td><b style=\"width:{:.1}%\"></b></td><td>{}</td></tr>",
                 escape(role),
-                100.0 * share(count, greatest),
+                100.0 * (count / greatest.max(1.0)),
                 bytes(count)
             );
         }
