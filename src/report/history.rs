@@ -111,7 +111,19 @@ impl RunHistory {
 
     /// The evaluation with the lowest loss, the first of them, and the steps taken before it.
     pub fn best(&self) -> Option<(u64, RecordedValidation)> {
-        best(&self.steps)
+        let mut best: Option<(u64, RecordedValidation)> = None;
+        for step in &self.steps {
+            let Some(found) = step.validation else {
+                continue;
+            };
+            let lowest = best.and_then(|(_, best)| best.loss);
+            if let Some(loss) = found.loss
+                && lowest.is_none_or(|lowest| loss < lowest)
+            {
+                best = Some((step.step + 1, found));
+            }
+        }
+        best
     }
 
     /// The roots that were recorded, each after so many steps; the last one stands in the outcome.
@@ -121,23 +133,6 @@ impl RunHistory {
         let last = self.outcome.iter().map(|o| (o.steps, o.root.as_str()));
         recorded.chain(last).collect()
     }
-}
-
-/// As [`RunHistory::best`], over some steps.
-pub fn best(steps: &[RecordedStep]) -> Option<(u64, RecordedValidation)> {
-    let mut best: Option<(u64, RecordedValidation)> = None;
-    for step in steps {
-        let Some(found) = step.validation else {
-            continue;
-        };
-        let lowest = best.and_then(|(_, best)| best.loss);
-        if let Some(loss) = found.loss
-            && lowest.is_none_or(|lowest| loss < lowest)
-        {
-            best = Some((step.step + 1, found));
-        }
-    }
-    best
 }
 
 /// Where two runs part.
