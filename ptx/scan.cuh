@@ -107,6 +107,38 @@ __device__ __forceinline__ Dealt fold_states(float (&v)[N]) {
     return {first, left};
 }
 
+/// The sum over the channels of a warp of each of 8 values; afterwards a thread has the sums `first .. first + left`
+/// in `v[0 .. left]`, and `sole` says whether it is the thread that hands them on.
+struct Across {
+    unsigned first, left;
+    bool sole;
+};
+template <unsigned G>
+__device__ __forceinline__ Across fold_channels(float (&v)[8]) {
+    const unsigned lane = threadIdx.x % Roles<G>::ACROSS;
+    Across dealt = {0, 8, true};
+#pragma unroll
+    for (unsigned level = 1; level < Roles<G>::ACROSS; level *= 2) {
+        const bool upper = (lane & level) != 0;
+        if (dealt.left > 1) {
+            const unsigned half = dealt.left / 2;
+#pragma unroll
+            for (unsigned i = 0; i < 4; ++i) {
+                if (i < half) {
+                    const float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+                    v[i] = __fadd_rn(keep, __shfl_xor_sync(contract::WHOLE_WARP, give, level));
+                }
+            }
+            dealt.first += upper ? half : 0;
+            dealt.left = half;
+        } else {
+            v[0] = __fadd_rn(v[0], __shfl_xor_sync(contract::WHOLE_WARP, v[0], level));
+            dealt.sole = dealt.sole && !upper;
+        }
+    }
+    return dealt;
+}
+
 /// The part of a tile's `bc` that a thread brings, as stored.
 template <unsigned G, typename T>
 struct Columns {
@@ -157,6 +189,36 @@ struct Rates {
             live[k] = channel && n + k < d_state;
             const float a = contract::negate(live[k] ? contract::exp(a_log[at + k]) : 0.0f);
             rate[k] = __fmul_rn(a, __uint_as_float(LOG2_E));
+        }
+    }
+};
+
+/// The stored states of a thread, zero where it has none; `four`: it has four, and all threads' states are aligned by four.
+__device__ __forceinline__ float4 fetch_states(const float* at, const bool (&live)[OWN], bool four) {
+    if (four && live[0]) return contract::load4(at);
+    return make_float4(live[0] ? at[0] : 0.0f, live[1] ? at[1] : 0.0f, live[2] ? at[2] : 0.0f, live[3] ? at[3] : 0.0f);
+}
+__device__ __forceinline__ void put_states(float* at, const float (&h)[OWN], const bool (&live)[OWN], bool four) {
+    if (four) {
+        if (live[0]) contract::store4(at, make_float4(h[0], h[1], h[2], h[3]));
+        return;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < OWN; ++k)
+        if (live[k]) at[k] = h[k];
+}
+/// Whether the stored states can be read and written by four, with d_state a multiple of four.
+__device__ __forceinline__ bool by_four(const float* at) { return (reinterpret_cast<size_t>(at) & 15) == 0; }
+
+/// What the outputs take of a thread's four channels, which are the same in all of its quads.
+struct PerChannel {
+    float bias[4], skip[4];
+
+    __device__ __forceinline__ PerChannel(const float* dt_bias, const float* skips, unsigned c, unsigned d_inner) {
+#pragma unroll
+        for (unsigned k = 0; k < 4; ++k) {
+            bias[k] = c + k < d_inner ? dt_bias[c + k] : 0.0f;
+            skip[k] = c + k < d_inner ? skips[c + k] : 0.0f;
         }
     }
 };
@@ -212,13 +274,48 @@ struct TileInputs {
     }
 };
 
+template <unsigned G>
+struct Tile {
+    /// The time step and it times `u`.
+    float2 steps[TILE][Roles<G>::CHANNELS];
+    float columns[TILE][Roles<G>::COLUMNS];
+    float sums[TILE][Roles<G>::CHANNELS];
+};
+
+/// The states through `count` positions of a tile, with their sums; `before` is called before each position.
+template <unsigned G, bool RAGGED, typename Before>
+__device__ __forceinline__ void pass(Tile<G>& shared, float (&h)[OWN], const Rates& weights, unsigned count, const Before& before) {
+    const unsigned channel = Roles<G>::channel(), group = Roles<G>::group();
+#pragma unroll 1
+    for (unsigned four = 0; four < count; four += 4) {
+        float y[4];
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i) {
+            const unsigned p = four + i;
+            y[i] = 0.0f;
+            if (p >= count) continue;
+            before(p);
+            const float2 step = shared.steps[p][channel];
+            const float4 in = contract::load4(&shared.columns[p][OWN * group]);
+            const float4 out = contract::load4(&shared.columns[p][OWN * (G + group)]);
+            float a[OWN];
+#pragma unroll
+            for (unsigned k = 0; k < OWN; ++k) a[k] = decay(__fmul_rn(step.x, weights.rate[k]));
+            advance(h, a, step.y, in);
+            y[i] = chain<RAGGED>(out, h, RAGGED ? chain_start(weights.live) : 0.0f, weights.live);
+        }
+        const Dealt dealt = fold_states<G>(y);
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i)
+            if (i < dealt.left && (G <= 4 || group < 4)) shared.sums[four + dealt.first + i][channel] = y[i];
+    }
+}
+
 /// The threads of `G` a channel; `RAGGED`: d_state is not 4 G but less.
 template <unsigned G, bool RAGGED, typename T>
 __device__ __forceinline__ void forward(const Forward<T>& at, const Sizes& sizes, bool carried) {
     using R = Roles<G>;
-    __shared__ __align__(16) float2 steps[TILE][R::CHANNELS];
-    __shared__ __align__(16) float columns[TILE][R::COLUMNS];
-    __shared__ __align__(16) float sums[TILE][R::CHANNELS];
+    __shared__ __align__(16) Tile<G> shared;
     const unsigned first = blockIdx.x * R::CHANNELS, b = blockIdx.y;
     const unsigned d = sizes.d_inner, n = sizes.d_state;
     const unsigned channel = R::channel(), group = R::group(), c = first + channel;
@@ -232,6 +329,8 @@ __device__ __forceinline__ void forward(const Forward<T>& at, const Sizes& sizes
         h[k] = kept && weights.live[k] ? at.state[states + k] : 0.0f;
         h[k] = __fmaf_rn(weights.rate[k], 0.0f, h[k]);
     }
+    const PerChannel own(at.dt_bias, at.skip, first + R::quad(0), d);
+    const bool four = !RAGGED && by_four(at.starts);
     const size_t rows = (size_t)b * sizes.seq_len;
     TileInputs<G, T> inputs;
     Columns<G, T> bc;
@@ -250,64 +349,46 @@ __device__ __forceinline__ void forward(const Forward<T>& at, const Sizes& sizes
             u[i] = quads::widen<T>(inputs.u[i]);
 #pragma unroll
             for (unsigned k = 0; k < 4; ++k) {
-                const unsigned channel = first + R::quad(i) + k;
-                const float bias = channel < d ? at.dt_bias[channel] : 0.0f;
-                const float delta = contract::softplus(__fadd_rn(dt.v[k], bias));
-                steps[R::position(i)][R::quad(i) + k] = make_float2(delta, __fmul_rn(delta, u[i].v[k]));
+                const float delta = contract::softplus(__fadd_rn(dt.v[k], own.bias[k]));
+                shared.steps[R::position(i)][R::quad(i) + k] = make_float2(delta, __fmul_rn(delta, u[i].v[k]));
                 gate[i].v[k] = __fmul_rn(z.v[k], contract::sigmoid(z.v[k]));
             }
         }
-        if (RAGGED) put_ragged<G>(at.bc + (rows + tile) * 2 * n, columns[0], count, n);
-        else bc.put(columns[0], count);
+        if (RAGGED) put_ragged<G>(at.bc + (rows + tile) * 2 * n, shared.columns[0], count, n);
+        else bc.put(shared.columns[0], count);
         __syncthreads();
         if (tile + TILE < sizes.seq_len) {
             const unsigned after = sizes.seq_len - tile - TILE < TILE ? sizes.seq_len - tile - TILE : TILE;
             inputs.fetch(at, sizes, rows + tile + TILE, first, after);
             if (!RAGGED) bc.fetch(at.bc + (rows + tile + TILE) * 2 * n, after, sizes.whole);
         }
-#pragma unroll 1
-        for (unsigned four = 0; four < count; four += 4) {
-            float y[4];
-#pragma unroll
-            for (unsigned i = 0; i < 4; ++i) {
-                const unsigned p = four + i;
-                y[i] = 0.0f;
-                if (p >= count) continue;
-                if (tile + p == next_start) {
-#pragma unroll
-                    for (unsigned k = 0; k < OWN; ++k)
-                        if (weights.live[k]) at.starts[start_at + k] = h[k];
-                    next_start += sizes.chunk;
-                    start_at += (size_t)d * n;
-                }
-                const float2 step = steps[p][channel];
-                const float4 in = contract::load4(&columns[p][OWN * group]);
-                const float4 out = contract::load4(&columns[p][OWN * (G + group)]);
-                float a[OWN];
-#pragma unroll
-                for (unsigned k = 0; k < OWN; ++k) a[k] = decay(__fmul_rn(step.x, weights.rate[k]));
-                advance(h, a, step.y, in);
-                y[i] = chain<RAGGED>(out, h, RAGGED ? chain_start(weights.live) : 0.0f, weights.live);
-            }
-            const Dealt dealt = fold_states<G>(y);
-#pragma unroll
-            for (unsigned i = 0; i < 4; ++i)
-                if (i < dealt.left && (G <= 4 || group < 4)) sums[four + dealt.first + i][channel] = y[i];
+        if (next_start == tile) {
+            put_states(at.starts + start_at, h, weights.live, four);
+            next_start += sizes.chunk;
+            start_at += (size_t)d * n;
+        }
+        // A whole tile without a start inside needs no question at a position, which lets positions overlap.
+        if (count == TILE && next_start - tile >= TILE) {
+            pass<G, RAGGED>(shared, h, weights, TILE, [](unsigned) {});
+        } else {
+            pass<G, RAGGED>(shared, h, weights, count, [&](unsigned p) {
+                if (tile + p != next_start) return;
+                put_states(at.starts + start_at, h, weights.live, four);
+                next_start += sizes.chunk;
+                start_at += (size_t)d * n;
+            });
         }
         __syncthreads();
 #pragma unroll
         for (unsigned i = 0; i < R::EACH; ++i) {
             const unsigned quad = first + R::quad(i), p = R::position(i);
             if (!R::has(i) || p >= count || quad >= d) continue;
-            const float4 y = contract::load4(&sums[p][R::quad(i)]);
+            const float4 y = contract::load4(&shared.sums[p][R::quad(i)]);
             const float sum[4] = {y.x, y.y, y.z, y.w};
             const unsigned there = d - quad < 4 ? d - quad : 4;
             Quad out;
 #pragma unroll
-            for (unsigned k = 0; k < 4; ++k) {
-                const float skip = k < there ? at.skip[quad + k] : 0.0f;
-                out.v[k] = __fmul_rn(__fmaf_rn(skip, u[i].v[k], sum[k]), gate[i].v[k]);
-            }
+            for (unsigned k = 0; k < 4; ++k) out.v[k] = __fmul_rn(__fmaf_rn(own.skip[k], u[i].v[k], sum[k]), gate[i].v[k]);
             quads::put(at.out + (rows + tile + p) * d + quad, out, there, sizes.whole);
         }
     }

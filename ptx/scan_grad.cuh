@@ -13,6 +13,8 @@ using namespace scan;
 
 /// Positions whose states a thread holds at once.
 __device__ constexpr unsigned HALF = TILE / 2;
+/// Positions whose sums a thread holds at once.
+__device__ constexpr unsigned FOUR = 4;
 
 /// Blocks of a multiprocessor, as their shared memory allows.
 __device__ constexpr unsigned blocks(unsigned g) { return g == 4 || g == 8 ? 3 : 2; }
@@ -70,42 +72,12 @@ struct Shared {
     float warps[TILE][4][R::COLUMNS];
     /// What the chains of the weights take of each position: ddt, dy and u.
     float chains[3][TILE][R::CHANNELS];
+    /// `dt_bias` and `skip`, zero beyond the last channel.
+    float bias[R::CHANNELS], skip[R::CHANNELS];
 };
 
 /// Bytes of shared memory behind `Shared`: the decays of a tile, then the states before each tile of a chunk.
 extern __shared__ __align__(16) float4 kept[];
-
-/// The sum over the channels of a warp of each of 8 values; afterwards a thread has the sums `first .. first + left`
-/// in `v[0 .. left]`, and `sole` says whether it is the thread that hands them on.
-struct Across {
-    unsigned first, left;
-    bool sole;
-};
-template <unsigned G>
-__device__ __forceinline__ Across fold_channels(float (&v)[8]) {
-    const unsigned lane = threadIdx.x % Roles<G>::ACROSS;
-    Across dealt = {0, 8, true};
-#pragma unroll
-    for (unsigned level = 1; level < Roles<G>::ACROSS; level *= 2) {
-        const bool upper = (lane & level) != 0;
-        if (dealt.left > 1) {
-            const unsigned half = dealt.left / 2;
-#pragma unroll
-            for (unsigned i = 0; i < 4; ++i) {
-                if (i < half) {
-                    const float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-                    v[i] = __fadd_rn(keep, __shfl_xor_sync(contract::WHOLE_WARP, give, level));
-                }
-            }
-            dealt.first += upper ? half : 0;
-            dealt.left = half;
-        } else {
-            v[0] = __fadd_rn(v[0], __shfl_xor_sync(contract::WHOLE_WARP, v[0], level));
-            dealt.sole = dealt.sole && !upper;
-        }
-    }
-    return dealt;
-}
 
 /// One thread's states on their way back.
 struct Gradients {
@@ -152,7 +124,7 @@ struct Pass {
 #pragma unroll
             for (unsigned k = 0; k < 4; ++k) {
                 const bool there = c + k < sizes.d_inner;
-                const float raw = __fadd_rn(dt.v[k], there ? at.dt_bias[c + k] : 0.0f);
+                const float raw = __fadd_rn(dt.v[k], shared.bias[R::quad(i) + k]);
                 const float delta = contract::softplus(raw), s = contract::sigmoid(z.v[k]);
                 const float dy = __fmul_rn(dout[i].v[k], __fmul_rn(z.v[k], s));
                 step_slope[i].v[k] = contract::sigmoid(raw);
@@ -184,7 +156,7 @@ struct Pass {
                 float4& to = shared.given[R::position(i)][R::quad(i) + k];
                 to = absent();
                 if (c + k >= sizes.d_inner) continue;
-                const float delta = contract::softplus(__fadd_rn(dt.v[k], at.dt_bias[c + k]));
+                const float delta = contract::softplus(__fadd_rn(dt.v[k], shared.bias[R::quad(i) + k]));
                 to = make_float4(delta, __fmul_rn(delta, u.v[k]), 0.0f, 0.0f);
             }
         }
@@ -197,11 +169,9 @@ struct Pass {
     }
 
     /// The states before each tile of a chunk from `t` on, of so many tiles, into `before`.
-    __device__ __forceinline__ void starts_of(size_t start_at, unsigned t, unsigned tiles) {
-        float h[OWN];
-#pragma unroll
-        for (unsigned k = 0; k < OWN; ++k) h[k] = weights.live[k] ? at.starts[start_at + k] : 0.0f;
-        before(0) = make_float4(h[0], h[1], h[2], h[3]);
+    __device__ __forceinline__ void starts_of(const float4& start, unsigned t, unsigned tiles) {
+        float h[OWN] = {start.x, start.y, start.z, start.w};
+        before(0) = start;
         for (unsigned tile = 0; tile + 1 < tiles; ++tile) {
             __syncthreads();
             stage_forward(t + tile * TILE);
@@ -222,13 +192,20 @@ struct Pass {
         const float4 start = before(tile);
         float h[OWN] = {start.x, start.y, start.z, start.w};
 #pragma unroll 4
-        for (unsigned p = 0; p < TILE; ++p) {
+        for (unsigned p = 0; p < HALF; ++p) {
             if (p >= count) break;
             const float4 given = shared.given[p][channel];
             float a[OWN];
             decays_of(given.x, a);
             decays(p) = make_float4(a[0], a[1], a[2], a[3]);
-            if (p < HALF) advance(h, a, given.y, contract::load4(&shared.columns[p][OWN * group]));
+            advance(h, a, given.y, contract::load4(&shared.columns[p][OWN * group]));
+        }
+#pragma unroll 4
+        for (unsigned p = HALF; p < TILE; ++p) {
+            if (p >= count) break;
+            float a[OWN];
+            decays_of(shared.given[p][channel].x, a);
+            decays(p) = make_float4(a[0], a[1], a[2], a[3]);
         }
         return make_float4(h[0], h[1], h[2], h[3]);
     }
@@ -236,11 +213,10 @@ struct Pass {
     /// Half a tile back: positions `from .. from + HALF` below `count`, from the states before them.
     __device__ __forceinline__ void half(unsigned from, unsigned count, const float4& start, Gradients& gradients) {
         float h[HALF + 1][OWN] = {{start.x, start.y, start.z, start.w}};
-        float y[HALF], p[HALF], q[HALF];
+        float y[FOUR], p[FOUR], q[FOUR];
         const float begin = RAGGED ? chain_start(weights.live) : 0.0f;
 #pragma unroll
         for (unsigned i = 0; i < HALF; ++i) {
-            y[i] = p[i] = q[i] = begin;
 #pragma unroll
             for (unsigned k = 0; k < OWN; ++k) h[i + 1][k] = h[i][k];
             if (from + i >= count) continue;
@@ -251,47 +227,65 @@ struct Pass {
         }
 #pragma unroll
         for (unsigned back = 1; back <= HALF; ++back) {
-            const unsigned i = HALF - back;
-            if (from + i >= count) continue;
-            const float4 given = shared.given[from + i][channel];
-            const float4 kept = decays(from + i);
-            const float4 b = contract::load4(&shared.columns[from + i][OWN * group]);
-            const float4 c = contract::load4(&shared.columns[from + i][OWN * (G + group)]);
-            const float delta = given.x, step = given.y, dy = given.z;
-            const float a[OWN] = {kept.x, kept.y, kept.z, kept.w}, cs[OWN] = {c.x, c.y, c.z, c.w};
-            y[i] = chain<RAGGED>(c, h[i + 1], y[i], weights.live);
-            float v[8], e[OWN];
+            const unsigned i = HALF - back, n = i % FOUR;
+            if (n == FOUR - 1) {
 #pragma unroll
-            for (unsigned k = 0; k < OWN; ++k) gradients.g[k] = __fmaf_rn(cs[k], dy, gradients.g[k]);
-            p[i] = chain<RAGGED>(b, gradients.g, p[i], weights.live);
-#pragma unroll
-            for (unsigned k = 0; k < OWN; ++k) {
-                v[k] = __fmul_rn(gradients.g[k], step);
-                v[OWN + k] = __fmul_rn(dy, h[i + 1][k]);
-                gradients.g[k] = __fmul_rn(gradients.g[k], a[k]);
-                e[k] = __fmul_rn(gradients.g[k], h[i][k]);
-                gradients.da_log[k] = __fmaf_rn(e[k], delta, gradients.da_log[k]);
+                for (unsigned j = 0; j < FOUR; ++j) y[j] = p[j] = q[j] = begin;
             }
-            const float4 rate = make_float4(weights.rate[0], weights.rate[1], weights.rate[2], weights.rate[3]);
-            q[i] = chain<RAGGED>(rate, e, q[i], weights.live);
-            const Across dealt = fold_channels<G>(v);
-            float* to = shared.warps[from + i][threadIdx.x / 32];
+            if (from + i < count) {
+                const float4 given = shared.given[from + i][channel];
+                const float4 kept = decays(from + i);
+                const float4 b = contract::load4(&shared.columns[from + i][OWN * group]);
+                const float4 c = contract::load4(&shared.columns[from + i][OWN * (G + group)]);
+                const float delta = given.x, step = given.y, dy = given.z;
+                const float a[OWN] = {kept.x, kept.y, kept.z, kept.w}, cs[OWN] = {c.x, c.y, c.z, c.w};
+                y[n] = chain<RAGGED>(c, h[i + 1], y[n], weights.live);
+                float v[8], e[OWN];
 #pragma unroll
-            for (unsigned k = 0; k < 8; ++k) {
-                const unsigned which = dealt.first + k;
-                if (k < dealt.left && dealt.sole) to[which / OWN * OWN * G + OWN * group + which % OWN] = v[k];
+                for (unsigned k = 0; k < OWN; ++k) gradients.g[k] = __fmaf_rn(cs[k], dy, gradients.g[k]);
+                p[n] = chain<RAGGED>(b, gradients.g, p[n], weights.live);
+#pragma unroll
+                for (unsigned k = 0; k < OWN; ++k) {
+                    v[k] = __fmul_rn(gradients.g[k], step);
+                    v[OWN + k] = __fmul_rn(dy, h[i + 1][k]);
+                    gradients.g[k] = __fmul_rn(gradients.g[k], a[k]);
+                    e[k] = __fmul_rn(gradients.g[k], h[i][k]);
+                    gradients.da_log[k] = __fmaf_rn(e[k], delta, gradients.da_log[k]);
+                }
+                const float4 rate = make_float4(weights.rate[0], weights.rate[1], weights.rate[2], weights.rate[3]);
+                q[n] = chain<RAGGED>(rate, e, q[n], weights.live);
+                const Across dealt = fold_channels<G>(v);
+                float* to = shared.warps[from + i][threadIdx.x / 32];
+#pragma unroll
+                for (unsigned k = 0; k < 8; ++k) {
+                    const unsigned which = dealt.first + k;
+                    if (k < dealt.left && dealt.sole) to[which / OWN * OWN * G + OWN * group + which % OWN] = v[k];
+                }
             }
+            if (n > 0) continue;
+            hand_on(0, from + i, y);
+            hand_on(1, from + i, p);
+            hand_on(2, from + i, q);
         }
-        hand_on(0, from, y);
-        hand_on(1, from, p);
-        hand_on(2, from, q);
     }
 
-    __device__ __forceinline__ void hand_on(unsigned which, unsigned from, float (&v)[HALF]) {
+    /// A tile back.
+    __device__ __forceinline__ void back(unsigned tile, unsigned count, Gradients& gradients) {
+        float4 start = keep_decays(tile, count);
+#pragma unroll 1
+        for (unsigned from = TILE; from > 0;) {
+            from -= HALF;
+            if (from == 0) start = before(tile);
+            if (from < count) half(from, count, start, gradients);
+        }
+    }
+
+    /// The sums of the positions from `from` on; those beyond the tile's count are read by no one.
+    __device__ __forceinline__ void hand_on(unsigned which, unsigned from, float (&v)[FOUR]) {
         const Dealt dealt = fold_states<G>(v);
 #pragma unroll
-        for (unsigned i = 0; i < HALF; ++i)
-            if (i < dealt.left && (G <= HALF || group < HALF)) shared.sums[which][from + dealt.first + i][channel] = v[i];
+        for (unsigned i = 0; i < FOUR; ++i)
+            if (i < dealt.left && (G <= FOUR || group < FOUR)) shared.sums[which][from + dealt.first + i][channel] = v[i];
     }
 
     /// The gradients of a tile's positions, and its partial sums of dB and dC.
@@ -305,7 +299,7 @@ struct Pass {
 #pragma unroll
             for (unsigned k = 0; k < 4; ++k) {
                 const float4 given = shared.given[p][quad + k];
-                const float skip = k < there ? at.skip[c + k] : 0.0f;
+                const float skip = shared.skip[quad + k];
                 const float y = __fmaf_rn(skip, given.w, shared.sums[0][p][quad + k]);
                 const float sum = shared.sums[1][p][quad + k];
                 const float rates = __fmul_rn(shared.sums[2][p][quad + k], __uint_as_float(LN_2));
@@ -399,31 +393,48 @@ __device__ __forceinline__ void backward(const Backward<T>& at, const Sizes& siz
     const unsigned n = sizes.d_state, chunks = sizes.chunks();
     Pass<G, RAGGED, T> pass(at, sizes, shared);
     const size_t own = ((size_t)pass.first + pass.channel) * n + OWN * pass.group;
+    if (threadIdx.x < Roles<G>::CHANNELS) {
+        const unsigned c = pass.first + threadIdx.x;
+        shared.bias[threadIdx.x] = c < sizes.d_inner ? at.dt_bias[c] : 0.0f;
+        shared.skip[threadIdx.x] = c < sizes.d_inner ? at.skip[c] : 0.0f;
+    }
     Gradients gradients = {};
     Chains chains = {};
     unsigned chained = 0;
+    TileInputs<G, T> inputs;
+    Columns<G, T> bc;
+    const bool four = !RAGGED && by_four(at.starts);
+    const auto fetch_start = [&](unsigned chunk) {
+        const size_t states = (size_t)sizes.d_inner * n;
+        return fetch_states(at.starts + (blockIdx.y * (size_t)chunks + chunk) * states + own, pass.weights.live, four);
+    };
+    const auto fetch_tile = [&](unsigned t, unsigned count) {
+        inputs.fetch(at, sizes, pass.rows + t, pass.first, count);
+        if (!RAGGED) bc.fetch(at.bc + (pass.rows + t) * 2 * n, count, sizes.whole);
+    };
+    float4 begin = fetch_start(chunks - 1);
     for (unsigned chunk = chunks; chunk-- > 0;) {
         const unsigned start = chunk * sizes.chunk;
         const unsigned length = sizes.seq_len - start < sizes.chunk ? sizes.seq_len - start : sizes.chunk;
-        const unsigned tiles = (length + TILE - 1) / TILE;
-        const size_t states = (size_t)sizes.d_inner * n;
-        pass.starts_of((blockIdx.y * (size_t)chunks + chunk) * states + own, start, tiles);
+        const unsigned tiles = (length + TILE - 1) / TILE, last = (tiles - 1) * TILE;
+        // Of all chunks but the last one, the chunk after has fetched the last tile.
+        if (chunk + 1 == chunks) fetch_tile(start + last, length - last);
+        pass.starts_of(begin, start, tiles);
         for (unsigned tile = tiles; tile-- > 0;) {
             const unsigned t = start + tile * TILE, count = length - tile * TILE < TILE ? length - tile * TILE : TILE;
-            TileInputs<G, T> inputs;
-            Columns<G, T> bc;
-            inputs.fetch(at, sizes, pass.rows + t, pass.first, count);
-            if (!RAGGED) bc.fetch(at.bc + (pass.rows + t) * 2 * n, count, sizes.whole);
             // Everyone has finished the tile before.
             __syncthreads();
             pass.stage(inputs, bc, t, count);
             chains.take(shared, chained);
             __syncthreads();
-            const float4 middle = pass.keep_decays(tile, count);
-#pragma unroll 1
-            for (unsigned from = TILE; from > 0;) {
-                from -= HALF;
-                if (from < count) pass.half(from, count, from == 0 ? pass.before(tile) : middle, gradients);
+            pass.back(tile, count, gradients);
+            // The next tile's numbers arrive while this one's gradients are written.
+            if (tile > 0) {
+                fetch_tile(t - TILE, TILE);
+            } else if (chunk > 0) {
+                const unsigned before = (sizes.chunk - 1) / TILE * TILE;
+                fetch_tile(start - sizes.chunk + before, sizes.chunk - before);
+                begin = fetch_start(chunk - 1);
             }
             __syncthreads();
             pass.finish(t, count);

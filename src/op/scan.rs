@@ -13,7 +13,7 @@ use crate::shape::{DType, Math};
 
 /// Positions between two states that forward stores; backward computes the others again. Decides memory
 /// and no bit.
-pub const SCAN_CHUNK: usize = 64;
+pub const SCAN_CHUNK: usize = 16;
 
 /// Neighbouring states whose sum is one chain; the tree adds the groups. The last one may be shorter.
 pub const STATE_GROUP: usize = 4;
