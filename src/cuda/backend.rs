@@ -8,7 +8,7 @@ use super::device::Device;
 use super::digest::{self, DigestPlan};
 use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
 use super::graph::{self, CudaGraph, Expected, GraphProducts};
-use super::graph_edges::Issued;
+use super::graph_edges::{Issued, nodes_so_far};
 use super::identity::Identity;
 use super::issue::{fold, launches, resolve};
 use super::lanes::{LANES, Lane, Unit, lane_of, units};
@@ -191,7 +191,8 @@ impl CudaBackend {
                 None => self.issue(arena, &calls[first], lane)?,
             };
             let after = after.iter().flat_map(|&unit| ends[unit].clone()).collect();
-            ends.push(issued.extend(kernels, lane, after));
+            let nodes = nodes_so_far(&self.device)?;
+            ends.push(issued.extend((kernels, nodes), lane, after));
         }
         Ok(issued)
     }

@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 use cudarc::driver::sys;
 
 use super::device::Device;
-use super::graph::Expected;
+use super::graph::{Expected, is_kernel};
 use super::lanes::Lane;
 use crate::error::{CaptureError, DeviceError};
 
@@ -18,12 +18,12 @@ use crate::error::{CaptureError, DeviceError};
 #[derive(Default)]
 pub(super) struct Issued {
     pub kernels: Expected,
-    /// For each kernel its lane and the kernels that must have ended; empty where the order of capture stays.
+    /// For each node its lane and the nodes that must have ended; empty where the order of capture stays.
     order: Vec<(Lane, Vec<usize>)>,
 }
 
 impl Issued {
-    /// Kernels that run in the order of capture, among nodes of other kinds.
+    /// Kernels that run in the order of capture.
     pub(super) fn in_order_of_capture(kernels: Expected) -> Self {
         Issued {
             kernels,
@@ -31,19 +31,19 @@ impl Issued {
         }
     }
 
-    /// Adds kernels that run one after another once those of `after` have ended; gives the last of them, or `after` where
-    /// there are none.
+    /// Adds kernels that were captured last, up to node `nodes` of the graph, and run one after another once the nodes of
+    /// `after` have ended. A library may have put nodes of other kinds before its own. Gives the last node, or `after` where
+    /// there is none.
     pub(super) fn extend(
         &mut self,
-        kernels: Expected,
+        (kernels, nodes): (Expected, usize),
         lane: Lane,
         mut after: Vec<usize>,
     ) -> Vec<usize> {
-        for kernel in kernels {
-            let index = self.kernels.len();
-            self.kernels.push(kernel);
+        self.kernels.extend(kernels);
+        for node in self.order.len()..nodes {
             self.order
-                .push((lane, std::mem::replace(&mut after, vec![index])));
+                .push((lane, std::mem::replace(&mut after, vec![node])));
         }
         after
     }
@@ -70,10 +70,36 @@ fn chain(nodes: usize) -> Vec<(usize, usize)> {
     (1..nodes).map(|to| (to - 1, to)).collect()
 }
 
+/// Nodes of the graph that the device's stream is capturing.
+///
+/// # Errors
+/// What the driver says.
+pub(super) fn nodes_so_far(device: &Device) -> Result<usize, DeviceError> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let mut graph = null_mut();
+    // SAFETY: status and graph outlive the call; what else it could tell is not asked for.
+    let result = unsafe {
+        sys::cuStreamGetCaptureInfo_v3(
+            device.stream(),
+            &mut status,
+            null_mut(),
+            &mut graph,
+            null_mut(),
+            null_mut(),
+            null_mut(),
+        )
+    };
+    device.check("cuStreamGetCaptureInfo", result)?;
+    let mut count = 0;
+    // SAFETY: the stream is capturing this graph; a null list asks for the count, and `count` outlives the call.
+    let result = unsafe { sys::cuGraphGetNodes(graph, null_mut(), &mut count) };
+    device.check("cuGraphGetNodes", result).map(|()| count)
+}
+
 /// Gives a captured graph the edges of the plan, where there is more than one lane, and the main lane the right of way.
 ///
 /// # Errors
-/// Nodes besides the recorded kernels; edges that are not those of a chain before, or not the planned ones after; what the
+/// Nodes that were not issued; edges that are not those of a chain before, or not the planned ones after; what the
 /// driver says.
 pub(super) fn arrange(
     device: &Device,
@@ -122,7 +148,9 @@ pub(super) fn arrange(
     device.check("cuGraphAddDependencies", status)?;
     same(&planned, &edges_of(device, graph, nodes)?)?;
     for (&node, (lane, _)) in nodes.iter().zip(&issued.order) {
-        prefer(device, node, *lane)?;
+        if *lane == Lane::Main && is_kernel(device, node)? {
+            prefer(device, node)?;
+        }
     }
     Ok(())
 }
@@ -190,10 +218,7 @@ fn edges_of(
 
 /// Kernels of the main lane take a multiprocessor that becomes free before those of the side lane: everything waits for the
 /// first, and for the second only the end of the step.
-fn prefer(device: &Device, node: sys::CUgraphNode, lane: Lane) -> Result<(), DeviceError> {
-    if lane == Lane::Side {
-        return Ok(());
-    }
+fn prefer(device: &Device, node: sys::CUgraphNode) -> Result<(), DeviceError> {
     let mut value = std::mem::MaybeUninit::<sys::CUkernelNodeAttrValue>::zeroed();
     // SAFETY: the union of plain values is valid when zeroed; the least number is the highest priority of every device.
     let value = unsafe {
@@ -213,15 +238,18 @@ mod tests {
     #[test]
     fn kernels_of_one_call_wait_for_each_other_and_an_empty_call_hands_on() {
         let mut issued = Issued::default();
-        let first = issued.extend(vec![None, None], Lane::Main, vec![]);
-        let empty = issued.extend(vec![], Lane::Main, first.clone());
+        let first = issued.extend((vec![None, None], 2), Lane::Main, vec![]);
+        let empty = issued.extend((vec![], 2), Lane::Main, first.clone());
         assert_eq!((first, empty.clone()), (vec![1], vec![1]));
         assert!(!issued.has_lanes());
-        let side = issued.extend(vec![None], Lane::Side, empty.clone());
-        let main = issued.extend(vec![None], Lane::Main, empty);
-        issued.extend(vec![None], Lane::Main, [main, side].concat());
+        // A library's kernel with a node of its own before it.
+        let side = issued.extend((vec![None], 4), Lane::Side, empty.clone());
+        let main = issued.extend((vec![None], 5), Lane::Main, empty);
+        issued.extend((vec![None], 6), Lane::Main, [main, side].concat());
         assert!(issued.has_lanes());
-        assert_eq!(issued.edges(), [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4)]);
+        let edges = [(0, 1), (1, 2), (1, 4), (2, 3), (3, 5), (4, 5)];
+        assert_eq!(issued.edges(), edges);
+        assert_eq!(issued.kernels.len(), 5);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::arena::CudaArena;
 use super::call::{Arg, KernelLaunch};
 use super::device::Device;
 use super::graph::{CudaGraph, GraphProducts, capture};
-use super::graph_edges::Issued;
+use super::graph_edges::{Issued, nodes_so_far};
 use super::lanes::Lane;
 use super::module::Modules;
 use crate::cuda::launch::launch;
@@ -165,9 +165,13 @@ fn a_side_lane_computes_what_the_chain_computes() {
         kernels.iter().try_for_each(|kernel| bench.issue(kernel))?;
         let mut issued = Issued::default();
         let [first, second, last] = kernels.clone().map(|kernel| vec![Some(kernel)]);
-        let side = issued.extend(first, Lane::Side, vec![]);
-        let main = issued.extend(second, Lane::Main, vec![]);
-        issued.extend(last, Lane::Main, [side, main].concat());
+        let side = issued.extend((first, 1), Lane::Side, vec![]);
+        let main = issued.extend((second, 2), Lane::Main, vec![]);
+        issued.extend(
+            (last, nodes_so_far(&bench.device)?),
+            Lane::Main,
+            [side, main].concat(),
+        );
         Ok(issued)
     });
     graph.expect("planned edges").launch().expect("runs");
@@ -205,8 +209,8 @@ fn a_capture_that_is_no_chain_is_refused() {
             .check("cuStreamUpdateCaptureDependencies", status)?;
         bench.issue(&kernel)?;
         let mut issued = Issued::default();
-        let first = issued.extend(vec![Some(kernel.clone())], Lane::Main, vec![]);
-        issued.extend(vec![Some(kernel)], Lane::Side, first);
+        let first = issued.extend((vec![Some(kernel.clone())], 1), Lane::Main, vec![]);
+        issued.extend((vec![Some(kernel)], 2), Lane::Side, first);
         Ok(issued)
     });
     let (from, to, planned) = (0, 1, true);
