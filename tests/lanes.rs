@@ -38,8 +38,9 @@ fn unordered(calls: &[PlacedCall], units: &[Unit]) -> Option<(usize, usize)> {
         .iter()
         .map(|u| (bytes(u, true), bytes(u, false)))
         .collect();
+    let in_program = |early: usize, late: usize| units[early].first < units[late].first;
     for late in 0..units.len() {
-        for early in 0..late {
+        for early in (0..units.len()).filter(|&early| in_program(early, late)) {
             let (a, b) = (&facts[early], &facts[late]);
             let matters = meet(&a.0, &b.1) || meet(&b.0, &a.1);
             if matters && !ended[late][early] {

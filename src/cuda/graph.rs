@@ -201,11 +201,6 @@ fn nodes_of(device: &Device, graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode
     device.check("cuGraphGetNodes", status).map(|()| nodes)
 }
 
-/// Whether a node is a kernel.
-pub(super) fn is_kernel(device: &Device, node: sys::CUgraphNode) -> Result<bool, DeviceError> {
-    node_type(device, node).map(|kind| kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL)
-}
-
 fn node_type(device: &Device, node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DeviceError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: the node belongs to a graph that is alive, and `kind` outlives the call.

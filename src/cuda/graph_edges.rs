@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 use cudarc::driver::sys;
 
 use super::device::Device;
-use super::graph::{Expected, is_kernel};
+use super::graph::Expected;
 use super::lanes::Lane;
 use crate::error::{CaptureError, DeviceError};
 
@@ -96,7 +96,7 @@ pub(super) fn nodes_so_far(device: &Device) -> Result<usize, DeviceError> {
     device.check("cuGraphGetNodes", result).map(|()| count)
 }
 
-/// Gives a captured graph the edges of the plan, where there is more than one lane, and the main lane the right of way.
+/// Gives a captured graph the edges of the plan, where there is more than one lane.
 ///
 /// # Errors
 /// Nodes that were not issued; edges that are not those of a chain before, or not the planned ones after; what the
@@ -147,11 +147,6 @@ pub(super) fn arrange(
     };
     device.check("cuGraphAddDependencies", status)?;
     same(&planned, &edges_of(device, graph, nodes)?)?;
-    for (&node, (lane, _)) in nodes.iter().zip(&issued.order) {
-        if *lane == Lane::Main && is_kernel(device, node)? {
-            prefer(device, node)?;
-        }
-    }
     Ok(())
 }
 
@@ -214,21 +209,6 @@ fn edges_of(
         .collect();
     edges.sort_unstable();
     Ok(edges)
-}
-
-/// Kernels of the main lane take a multiprocessor that becomes free before those of the side lane: everything waits for the
-/// first, and for the second only the end of the step.
-fn prefer(device: &Device, node: sys::CUgraphNode) -> Result<(), DeviceError> {
-    let mut value = std::mem::MaybeUninit::<sys::CUkernelNodeAttrValue>::zeroed();
-    // SAFETY: the union of plain values is valid when zeroed; the least number is the highest priority of every device.
-    let value = unsafe {
-        (*value.as_mut_ptr()).priority = -1;
-        value.assume_init()
-    };
-    let attribute = sys::CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
-    // SAFETY: the node is a kernel node of a graph that is alive, and `value` outlives the call.
-    let status = unsafe { sys::cuGraphKernelNodeSetAttribute(node, attribute, &value) };
-    device.check("cuGraphKernelNodeSetAttribute", status)
 }
 
 #[cfg(test)]
