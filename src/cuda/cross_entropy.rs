@@ -4,6 +4,7 @@ use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rows::{entry, vector_width};
 use super::tree_add::one;
 use crate::layout::PlacedCall;
+use crate::num::logits::LOGIT_TILE;
 use crate::num::tree::TokenSum;
 use crate::op::cross_entropy::{CrossEntropy, LogitsAfter, LossSum};
 use crate::shape::DType;
@@ -20,6 +21,12 @@ const RESERVED_BYTES: usize = 1024;
 const TAIL_STEP: usize = 4096;
 /// Blocks of the kernel for long rows that a multiprocessor has registers for.
 const MOST_RESIDENT: usize = 3;
+/// The same of the kernel for narrow rows: threads, static shared memory, blocks.
+const NARROW_THREADS: u32 = 512;
+const NARROW_STATIC_BYTES: usize = 1600;
+const NARROW_MOST_RESIDENT: usize = 2;
+/// Tiles of the longest row that it takes.
+const NARROW_MOST_TILES: usize = 64;
 
 /// Bytes of shared memory that any block may have without asking.
 const SMALL_SHARED: usize = 48 << 10;
@@ -57,34 +64,75 @@ pub fn forward(op: &CrossEntropy, call: &PlacedCall, device: &DeviceShape) -> Ca
     }
     let multiprocessors = device.multiprocessors as usize;
     let narrow = op.math.storage() != DType::F32;
-    if narrow && vector_width(op.vocab_size, op.math, &[logits]) == 1 {
+    let by_octets = vector_width(op.vocab_size, op.math, &[logits]) > 1
+        && op.vocab_size <= NARROW_MOST_TILES * LOGIT_TILE;
+    if narrow && !by_octets {
         args.push(Arg::U32(gradient));
         let blocks = op.rows.min(multiprocessors * MOST_RESIDENT);
         let entry = entry!(op.math, "cross_entropy", "_any");
         return one(entry, (blocks, LANES), args);
     }
     let room = device.shared_bytes_per_block as usize;
-    let size = op.math.storage().size();
-    let kept = kept_elements((op.vocab_size, size), room);
-    args.extend([Arg::U32(kept as u32), Arg::U32(gradient)]);
-    let bytes = kept * size;
-    let of_block = bytes + STATIC_BYTES + RESERVED_BYTES;
-    let resident = ((room + RESERVED_BYTES) / of_block).clamp(1, MOST_RESIDENT);
-    let blocks = op.rows.min(multiprocessors * resident);
+    let long = match narrow {
+        true => LongRows::narrow(op.vocab_size, room),
+        false => LongRows::wide(op.vocab_size, room),
+    };
+    args.extend([Arg::U32(long.kept as u32), Arg::U32(gradient)]);
+    let blocks = op.rows.min(multiprocessors * long.resident);
     let entry = entry!(op.math, "cross_entropy", "");
-    let mut launches = one(entry, (blocks, LANES), args);
+    let mut launches = one(entry, (blocks, long.threads), args);
     for launch in &mut launches.launches {
-        launch.shared_bytes = bytes as u32;
+        launch.shared_bytes = long.bytes as u32;
     }
     launches
 }
 
-/// Elements of a row that a block with `room` bytes of shared memory keeps.
-fn kept_elements((vocab_size, size): (usize, usize), room: usize) -> usize {
-    let most = room.saturating_sub(STATIC_BYTES) / size;
-    match vocab_size <= most {
-        true => vocab_size,
-        false => most / TAIL_STEP * TAIL_STEP,
+/// How a kernel for long rows is launched on a device with `room` bytes of shared memory a block.
+struct LongRows {
+    /// Elements of a row that a block keeps.
+    kept: usize,
+    /// Its dynamic shared memory.
+    bytes: usize,
+    threads: u32,
+    /// Blocks beside each other on a multiprocessor.
+    resident: usize,
+}
+
+impl LongRows {
+    fn wide(vocab_size: usize, room: usize) -> Self {
+        let most = room.saturating_sub(STATIC_BYTES) / size_of::<f32>();
+        let kept = match vocab_size <= most {
+            true => vocab_size,
+            false => most / TAIL_STEP * TAIL_STEP,
+        };
+        let bytes = kept * size_of::<f32>();
+        let of_block = bytes + STATIC_BYTES + RESERVED_BYTES;
+        LongRows {
+            kept,
+            bytes,
+            threads: LANES,
+            resident: ((room + RESERVED_BYTES) / of_block).clamp(1, MOST_RESIDENT),
+        }
+    }
+
+    /// What is not kept passes through one tile more.
+    fn narrow(vocab_size: usize, room: usize) -> Self {
+        let most = room.saturating_sub(NARROW_STATIC_BYTES) / size_of::<u16>();
+        let (kept, places) = match vocab_size <= most {
+            true => (vocab_size, vocab_size),
+            false => {
+                let tiles = (most / LOGIT_TILE).max(1);
+                ((tiles - 1) * LOGIT_TILE, tiles * LOGIT_TILE)
+            }
+        };
+        let bytes = places * size_of::<u16>();
+        let of_block = bytes + NARROW_STATIC_BYTES + RESERVED_BYTES;
+        LongRows {
+            kept,
+            bytes,
+            threads: NARROW_THREADS,
+            resident: ((room + RESERVED_BYTES) / of_block).clamp(1, NARROW_MOST_RESIDENT),
+        }
     }
 }
 
