@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use bitstep::num::tree::TokenSum;
-use bitstep::num::{exp, log, sigmoid};
+use bitstep::num::{exp, log, narrow_sigmoid, sigmoid};
 use bitstep::op::adamw::AdamW;
 use bitstep::op::bias::BiasGrad;
 use bitstep::op::clip::GradSquares;
@@ -14,7 +14,7 @@ use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
 use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad};
 use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
 use bitstep::op::{Op, Store};
-use bitstep::shape::DType;
+use bitstep::shape::{DType, Math};
 
 use super::narrow_loss::{self, Scored};
 use super::reference_mamba;
@@ -319,8 +319,16 @@ fn qk_norm_rope_grad(op: &QkNormRopeGrad, reads: &[&[f32]], dqkv: &[f32]) -> Vec
     }
 }
 
+/// The sigmoid of SwiGLU in the storage of `math`.
+fn gate_sigmoid(math: Math) -> fn(f32) -> f32 {
+    match math.storage() {
+        DType::F32 => sigmoid,
+        _ => narrow_sigmoid,
+    }
+}
+
 fn swiglu(op: &SwiGlu, gate_up: &[f32]) -> Vec<Vec<f32>> {
-    let mut a = Vec::new();
+    let (mut a, sigmoid) = (Vec::new(), gate_sigmoid(op.math));
     for row in gate_up.chunks(2 * op.d_ff) {
         let element = |j: usize| (row[j] * sigmoid(row[j])) * row[op.d_ff + j];
         a.extend((0..op.d_ff).map(element));
@@ -329,7 +337,7 @@ fn swiglu(op: &SwiGlu, gate_up: &[f32]) -> Vec<Vec<f32>> {
 }
 
 fn swiglu_grad(op: &SwiGluGrad, da: &[f32], gate_up: &[f32]) -> Vec<Vec<f32>> {
-    let mut out = gate_up.to_vec();
+    let (mut out, sigmoid) = (gate_up.to_vec(), gate_sigmoid(op.math));
     for (row, gate_up) in out.chunks_mut(2 * op.d_ff).enumerate() {
         for j in 0..op.d_ff {
             let (g, u) = (gate_up[j], gate_up[op.d_ff + j]);
