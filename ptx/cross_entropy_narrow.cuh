@@ -204,11 +204,13 @@ struct Shared {
     int warps[THREADS / 32];
 };
 
-// The element of a row at which this thread's word of row `i` of a tile stands, counted from the tile's start.
-__device__ __forceinline__ unsigned place_of(unsigned i)
+// The place of this thread's first word in a tile, of two logits; the others stand LANES apart.
+__device__ __forceinline__ unsigned first_word()
 {
-    return (threadIdx.x / PAIRS * ROWS + i) * LANES + 2 * (threadIdx.x % PAIRS);
+    return threadIdx.x / PAIRS * ROWS * LANES + 2 * (threadIdx.x % PAIRS);
 }
+// `count` less `at`, and zero where that would be negative.
+__device__ __forceinline__ unsigned left_of(unsigned count, unsigned at) { return at < count ? count - at : 0; }
 
 // Takes the next tile's greatest logit. `top` is that of this thread's octets or words, and of the block at the end;
 // one barrier.
@@ -260,25 +262,28 @@ __device__ __forceinline__ float take_kept_tile(H* logits, unsigned count, unsig
                                                 Shared& shared)
 {
     Top<H> top;
+    H* const own = logits + 8 * threadIdx.x;
+    const unsigned behind = left_of(count, 8 * threadIdx.x);
 #pragma unroll
     for (unsigned i = 0; i < OCTETS; i++) {
-        const unsigned at = 8 * (i * THREADS + threadIdx.x);
-        if (WHOLE || at < count) {
+        if (WHOLE || 8 * i * THREADS < behind) {
             // A thread reads here only what it copied itself.
-            top.take(octet_at(logits + at));
+            top.take(octet_at(own + 8 * i * THREADS));
         }
     }
     const float tile_top = take_top(top.value(), tile, reference, shared);
+    H* const in = logits + first_word();
+    const unsigned left = left_of(count, first_word());
     unsigned words[ROWS];
 #pragma unroll
     for (unsigned i = 0; i < ROWS; i++) {
-        words[i] = WHOLE || place_of(i) < count ? word_at(logits + place_of(i)) : absent<H>();
+        words[i] = WHOLE || i * LANES < left ? word_at(in + i * LANES) : absent<H>();
     }
     add_tile<H>(words, tile == 0, reference, shared);
 #pragma unroll
     for (unsigned i = 0; i < ROWS; i++) {
-        if (WHOLE || place_of(i) < count) {
-            word_at(logits + place_of(i)) = words[i];
+        if (WHOLE || i * LANES < left) {
+            word_at(in + i * LANES) = words[i];
         }
     }
     return tile_top;
@@ -290,11 +295,19 @@ template <typename H>
 __device__ __forceinline__ void exchange_tile(H* place, H* due, const H* next, unsigned count, float factor, bool plain)
 {
     if (due && next && plain && count >= TILE) {
+        place += 8 * threadIdx.x, due += 8 * threadIdx.x, next += 8 * threadIdx.x;
+        uint4 x[OCTETS];
 #pragma unroll
         for (unsigned i = 0; i < OCTETS; i++) {
-            const unsigned at = 8 * (i * THREADS + threadIdx.x);
-            octet_at(due + at) = scaled_octet<H>(octet_at(place + at), factor, true);
-            copy_octet(place + at, next + at);
+            x[i] = octet_at(place + 8 * i * THREADS);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            octet_at(due + 8 * i * THREADS) = scaled_octet<H>(x[i], factor, true);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            copy_octet(place + 8 * i * THREADS, next + 8 * i * THREADS);
         }
         return;
     }
@@ -363,12 +376,14 @@ struct Tail {
     // As many as there are, and never none, which no compiler would take.
     unsigned words[TILES == 0 ? 1 : TILES][ROWS];
 
-    __device__ __forceinline__ void load(unsigned k, const H* row, unsigned start, unsigned vocab)
+    // The tile of `row` that begins at `start`.
+    __device__ __forceinline__ void load(unsigned k, H* row, unsigned start, unsigned vocab)
     {
+        H* const in = row + start + first_word();
+        const unsigned left = left_of(vocab, start + first_word());
 #pragma unroll
         for (unsigned i = 0; i < ROWS; i++) {
-            const unsigned at = start + place_of(i);
-            words[k][i] = at < vocab ? word_at(const_cast<H*>(row) + at) : absent<H>();
+            words[k][i] = i * LANES < left ? word_at(in + i * LANES) : absent<H>();
         }
     }
     __device__ __forceinline__ float top(unsigned k) const
@@ -382,11 +397,12 @@ struct Tail {
     }
     __device__ __forceinline__ void leave(unsigned k, H* row, unsigned start, unsigned vocab, float factor, bool plain) const
     {
+        H* const out = row + start + first_word();
+        const unsigned left = left_of(vocab, start + first_word());
 #pragma unroll
         for (unsigned i = 0; i < ROWS; i++) {
-            const unsigned at = start + place_of(i);
-            if (at < vocab) {
-                word_at(row + at) = scaled_pair<H>(words[k][i], factor, plain);
+            if (i * LANES < left) {
+                word_at(out + i * LANES) = scaled_pair<H>(words[k][i], factor, plain);
             }
         }
     }
