@@ -121,16 +121,65 @@ __device__ __forceinline__ void take_positions(const Params& p, const unsigned* 
     }
 }
 
+/// Nothing, which takes 16 values at once: whoever orders instructions cannot move their loads behind it.
+__device__ __forceinline__ void all_loaded(float* x) {
+#ifndef BITSTEP_HOST
+    asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
+                 "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]), "+f"(x[12]), "+f"(x[13]), "+f"(x[14]), "+f"(x[15]));
+#endif
+}
+
+/// sum + the listed rows of dx, ascending; all N loads are under way together. `dx` is at the thread's column.
+template <int N>
+__device__ __forceinline__ float take_rows(const float* dx, const unsigned* list, unsigned d, float sum) {
+    float x[N];
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const uint4 t = *reinterpret_cast<const uint4*>(list + i);
+        x[i] = dx[(size_t)t.x * d], x[i + 1] = dx[(size_t)t.y * d];
+        x[i + 2] = dx[(size_t)t.z * d], x[i + 3] = dx[(size_t)t.w * d];
+    }
+#pragma unroll
+    for (int i = 0; i < N; i += 16) all_loaded(x + i);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum = __fadd_rn(sum, x[i]);
+    return sum;
+}
+
+/// The same for n of at most 16 rows, at least one; in place of rows that are not there the first is read.
+__device__ __forceinline__ float take_last_rows(const float* dx, const unsigned* list, unsigned n, unsigned d, float sum) {
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) x[i] = dx[(size_t)list[i < n ? i : 0] * d];
+    all_loaded(x);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const float more = __fadd_rn(sum, x[i]);
+        sum = i < n ? more : sum;
+    }
+    return sum;
+}
+
 /// What the warps of a block know of their ids.
 struct Found {
+    /// Positions that are to be added, one queue a warp; read by quads.
+    __align__(16) unsigned queues[WARPS][QUEUE];
     /// Positions of each id, and of each segment; the lists of the segments.
     unsigned hits[MOST_ROWS];
     unsigned listed[WARPS];
     /// Ids with many positions, in any order.
     unsigned many[MOST_ROWS];
     unsigned many_count;
-    unsigned queues[WARPS][QUEUE];
 };
+
+/// sum + the n oldest positions of a queue that begins at a multiple of 64 places, n at most 64. `dx` is at the
+/// thread's column.
+__device__ __forceinline__ float take_queue(const float* dx, const unsigned* list, unsigned n, unsigned d, float sum) {
+    if (n == 64) return take_rows<64>(dx, list, d, sum);
+    unsigned i = 0;
+    for (; i + 16 <= n; i += 16) sum = take_rows<16>(dx, list + i, d, sum);
+    return i < n ? take_last_rows(dx, list + i, n - i, d, sum) : sum;
+}
 
 /// Positions that are scanned by one warp.
 __device__ __forceinline__ unsigned segment_of(unsigned tokens) { return ((tokens + WARPS - 1) / WARPS + 31) / 32 * 32; }
@@ -179,6 +228,19 @@ __device__ __forceinline__ Columns<QUADS> sum_of(const Params& p, Found& found, 
     GrainTree<QUADS> tree{{}, 0xffffffffu, 0, levels};
     tree.sum.clear();
     unsigned queued = 0, taken = 0;
+    // One chain of single columns has all loads of a batch under way; a column that is not there reads the first.
+    constexpr bool CHAIN = !QUADS && !GRAINS && BATCH == 64;
+    const float* dx = p.dx + (column < p.d ? column : 0);
+    auto take = [&](unsigned n) {
+        if constexpr (CHAIN) {
+            tree.sum.v[0] = take_queue(dx, queue + taken % QUEUE, n, p.d, tree.sum.v[0]);
+        } else if (n == TAKE) {
+            take_positions<QUADS, GRAINS, BATCH>(p, queue, taken, n, column, tree);
+        } else {
+            // A whole batch for a short rest would be mostly empty.
+            take_positions<QUADS, GRAINS, (BATCH < 16 ? BATCH : 16)>(p, queue, taken, n, column, tree);
+        }
+    };
     for (unsigned s = 0; s < WARPS && queued < wanted; ++s) {
         const unsigned count = found.listed[s];
         const bool whole = count <= p.capacity;
@@ -202,14 +264,13 @@ __device__ __forceinline__ Columns<QUADS> sum_of(const Params& p, Found& found, 
             queued += __popc(all);
             __syncwarp(WHOLE_WARP);
             if (queued - taken >= TAKE) {
-                take_positions<QUADS, GRAINS, BATCH>(p, queue, taken, TAKE, column, tree);
+                take(TAKE);
                 taken += TAKE;
                 __syncwarp(WHOLE_WARP);
             }
         }
     }
-    // A whole batch for a short rest would be mostly empty.
-    if (queued > taken) take_positions<QUADS, GRAINS, (BATCH < 16 ? BATCH : 16)>(p, queue, taken, queued - taken, column, tree);
+    if (queued > taken) take(queued - taken);
     __syncwarp(WHOLE_WARP);
     if (GRAINS) tree.settle(0xffffffffu);
     return tree.sum;
@@ -277,45 +338,6 @@ EMBED_GRAD(embed_grad_f32_grains_quads, true, true)
 /// Threads of a block that serves one id, each a column, and the most positions it can list.
 __device__ constexpr unsigned ROW_THREADS = 128;
 __device__ constexpr unsigned ROW_TOKENS = 4096;
-
-/// Nothing, which takes 16 values at once: whoever orders instructions cannot move their loads behind it.
-__device__ __forceinline__ void all_loaded(float* x) {
-#ifndef BITSTEP_HOST
-    asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]), "+f"(x[7]),
-                 "+f"(x[8]), "+f"(x[9]), "+f"(x[10]), "+f"(x[11]), "+f"(x[12]), "+f"(x[13]), "+f"(x[14]), "+f"(x[15]));
-#endif
-}
-
-/// sum + the listed rows of dx, ascending; all N loads are under way together. `dx` is at the thread's column.
-template <int N>
-__device__ __forceinline__ float take_rows(const float* dx, const unsigned* list, unsigned d, float sum) {
-    float x[N];
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
-        const uint4 t = *reinterpret_cast<const uint4*>(list + i);
-        x[i] = dx[(size_t)t.x * d], x[i + 1] = dx[(size_t)t.y * d];
-        x[i + 2] = dx[(size_t)t.z * d], x[i + 3] = dx[(size_t)t.w * d];
-    }
-#pragma unroll
-    for (int i = 0; i < N; i += 16) all_loaded(x + i);
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum = __fadd_rn(sum, x[i]);
-    return sum;
-}
-
-/// The same for n of at most 16 rows, at least one; in place of rows that are not there the first is read.
-__device__ __forceinline__ float take_last_rows(const float* dx, const unsigned* list, unsigned n, unsigned d, float sum) {
-    float x[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) x[i] = dx[(size_t)list[i < n ? i : 0] * d];
-    all_loaded(x);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        const float more = __fadd_rn(sum, x[i]);
-        sum = i < n ? more : sum;
-    }
-    return sum;
-}
 
 /// Lists the positions of `id` in ascending order and counts them. Word w of `masks` has a bit for each of
 /// the positions from 32 w on.
