@@ -2,7 +2,7 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape};
 use super::rows::{
-    Cut, Workspace, aligned, by_vectors, entry, no_tokens, number, numbers, one, shared_of_one,
+    Cut, Workspace, aligned, by_fours, entry, no_tokens, number, numbers, one, shared_of_one,
     shared_of_two,
 };
 use crate::layout::{PlacedCall, Region};
@@ -56,36 +56,48 @@ const GROUP: usize = 16;
 /// Warps of a block that reads its rows from memory.
 const WARPS_UNSTAGED: usize = 16;
 
-/// How a block brings the rows of its piece to shared memory: `stages` stages of `rows` rows each, with two
-/// warps a row.
+/// How a block serves the rows of a piece from shared memory: a row of it for each warp, and one for the chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stream {
-    rows: usize,
-    stages: usize,
+struct Relay {
+    warps: usize,
+    bytes: usize,
 }
 
-impl Stream {
-    /// Wanted in this order while two blocks of it fit on a multiprocessor, then while one does.
-    const WANTED: [Stream; 5] = [
-        Stream { rows: 4, stages: 3 },
-        Stream { rows: 4, stages: 2 },
-        Stream { rows: 2, stages: 3 },
-        Stream { rows: 2, stages: 2 },
-        Stream { rows: 1, stages: 2 },
-    ];
+impl Relay {
+    /// Wanted in this order while a block has a multiprocessor to itself, and while two share one.
+    const ALONE: [usize; 5] = [12, 8, 6, 4, 2];
+    const SHARING: [usize; 4] = [8, 6, 4, 2];
 
-    /// Of each row what is added to, r and dh, and a row for the chains.
-    fn bytes(self, d_model: usize, math: Math) -> usize {
-        (self.rows * self.stages * (8 + math.storage().size()) + 4) * d_model
+    /// The relay of `pieces` blocks; `None` where not even two rows fit. `adds` says that rows are added to.
+    fn of(op: &RmsNormGrad, pieces: usize, device: &DeviceShape) -> Option<Relay> {
+        let d_model = op.d_model;
+        let row_bytes = 4 + op.math.storage().size() + 4 * usize::from(op.store == Store::Add);
+        let fits = |warps: &[usize], room: usize| {
+            let mut relays = warps.iter().map(|&warps| Relay {
+                warps,
+                bytes: (warps * row_bytes + 4) * d_model,
+            });
+            relays.find(|r| r.warps <= Self::most_warps(d_model) && r.bytes <= room)
+        };
+        let alone = || fits(&Self::ALONE, shared_of_one(device));
+        match pieces <= device.multiprocessors as usize {
+            true => alone(),
+            false => fits(&Self::SHARING, shared_of_two(device)).or_else(alone),
+        }
     }
 
-    /// The stream of rows of `d_model`; `None` where not even the smallest fits.
-    fn of(d_model: usize, math: Math, device: &DeviceShape) -> Option<Stream> {
-        let fits = |room: usize| {
-            let mut wanted = Self::WANTED.into_iter();
-            wanted.find(|stream| stream.bytes(d_model, math) <= room)
-        };
-        fits(shared_of_two(device)).or_else(|| fits(shared_of_one(device)))
+    /// The most warps of a block, by the registers that a row takes.
+    fn most_warps(d_model: usize) -> usize {
+        if d_model == 2048 { 8 } else { 12 }
+    }
+
+    fn entry(d_model: usize, math: Math) -> &'static str {
+        match d_model {
+            768 => entry!(math, "rms_norm_grad", "_relay_768"),
+            1024 => entry!(math, "rms_norm_grad", "_relay_1024"),
+            2048 => entry!(math, "rms_norm_grad", "_relay_2048"),
+            _ => entry!(math, "rms_norm_grad", "_relay"),
+        }
     }
 }
 
@@ -180,17 +192,16 @@ pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLa
 /// Both gradients, a block a piece.
 fn grad_by_pieces(op: &RmsNormGrad, operands: &Operands, device: &DeviceShape) -> CallLaunches {
     let (d, math, cut) = (op.d_model, op.math, Cut::new(&op.sum));
+    let pieces = cut.grains() * cut.pieces();
     let quads = operands.quads(d);
-    // Rows are copied by 16 bytes, also where they are stored narrower.
-    let copied = quads && by_vectors(d, math, &operands.regions[..1]);
-    let stream = Stream::of(d, math, device).filter(|_| copied);
-    let entry = match (stream.map(|stream| stream.stages), quads) {
-        (Some(3), _) => entry!(math, "rms_norm_grad", "_three_stages"),
-        (Some(_), _) => entry!(math, "rms_norm_grad", "_two_stages"),
+    // Rows of dh are copied by fours, those of f32 by 16 bytes.
+    let copied = quads && by_fours(d, math, &operands.regions[..1]);
+    let relay = Relay::of(op, pieces, device).filter(|_| copied);
+    let entry = match (relay, quads) {
+        (Some(_), _) => Relay::entry(d, math),
         (None, true) => entry!(math, "rms_norm_grad", "_quads"),
         (None, false) => entry!(math, "rms_norm_grad", ""),
     };
-    let pieces = cut.grains() * cut.pieces();
     let group = if pieces <= FEW_PIECES { 1 } else { GROUP };
     let workspace = Workspace {
         counters: 1 + cut.grains() * cut.pieces().div_ceil(group),
@@ -200,9 +211,9 @@ fn grad_by_pieces(op: &RmsNormGrad, operands: &Operands, device: &DeviceShape) -
     args.extend(cut.numbers());
     args.extend(numbers([group, d, operands.flags]));
     args.extend(workspace.args());
-    let threads = stream.map_or(32 * WARPS_UNSTAGED, |stream| 64 * stream.rows);
+    let threads = 32 * relay.map_or(WARPS_UNSTAGED, |relay| relay.warps);
     let launches = one(entry, [pieces, 1], [number(threads), 1], args);
-    workspace.with(launches, stream.map_or(0, |stream| stream.bytes(d, math)))
+    workspace.with(launches, relay.map_or(0, |relay| relay.bytes))
 }
 
 #[cfg(test)]
@@ -218,36 +229,44 @@ mod tests {
         warpgroups: true,
     };
 
-    #[test]
-    fn rows_are_streamed_while_two_blocks_fit_then_while_one_does() {
-        let stream = |d_model, math| Stream::of(d_model, math, &H200).map(|s| (s.rows, s.stages));
-        assert_eq!(stream(768, Math::F32), Some((4, 3)));
-        assert_eq!(stream(768, Math::Bf16), Some((4, 3)));
-        assert_eq!(stream(1024, Math::Bf16), Some((4, 2)));
-        assert_eq!(stream(2048, Math::F32), Some((2, 2)));
-        assert_eq!(stream(4096, Math::Bf16), Some((1, 2)));
-        assert_eq!(stream(8192, Math::F32), Some((1, 2)));
-        assert_eq!(stream(16_384, Math::F32), None);
-        for (d_model, math) in [(768, Math::F32), (1024, Math::F16), (4096, Math::F32)] {
-            let stream = Stream::of(d_model, math, &H200).expect("fits");
-            assert!(stream.bytes(d_model, math) < H200.shared_bytes_per_block as usize);
-        }
-    }
-
-    /// The kernel of both gradients of a call over `tokens` rows, operands from `start` on.
-    fn grad_entry((tokens, d_model): (usize, usize), start: usize, math: Math) -> &'static str {
-        let op = RmsNormGrad {
+    fn grad_op((tokens, d_model): (usize, usize), store: Store, math: Math) -> RmsNormGrad {
+        RmsNormGrad {
             d_model,
             sum: TokenSum {
                 tokens,
                 grain: tokens,
                 piece: 32,
             },
-            store: Store::Assign,
+            store,
             weight_grad: true,
             delta_grad: false,
             math,
+        }
+    }
+
+    #[test]
+    fn blocks_share_a_multiprocessor_where_there_are_more_than_those() {
+        let warps = |tokens, d_model, math| {
+            let op = grad_op((tokens, d_model), Store::Add, math);
+            Relay::of(&op, tokens / 32, &H200).map(|relay| relay.warps)
         };
+        assert_eq!(warps(4096, 1024, Math::Bf16), Some(12));
+        assert_eq!(warps(4096, 2048, Math::Bf16), Some(8));
+        assert_eq!(warps(8192, 768, Math::F32), Some(8));
+        assert_eq!(warps(8192, 2048, Math::Bf16), Some(4));
+        assert_eq!(warps(8192, 4096, Math::F32), Some(2));
+        assert_eq!(warps(8192, 8192, Math::F32), Some(2));
+        assert_eq!(warps(8192, 16_384, Math::F32), None);
+        for (store, d_model) in [(Store::Add, 768), (Store::Assign, 1024), (Store::Add, 8192)] {
+            let op = grad_op((8192, d_model), store, Math::F16);
+            let relay = Relay::of(&op, 256, &H200).expect("fits");
+            assert!(relay.bytes < H200.shared_bytes_per_block as usize);
+        }
+    }
+
+    /// The kernel of both gradients of a call over `tokens` rows, operands from `start` on.
+    fn grad_entry((tokens, d_model): (usize, usize), start: usize, math: Math) -> &'static str {
+        let op = grad_op((tokens, d_model), Store::Assign, math);
         let region = Region {
             offset: start,
             bytes: 64,
@@ -270,14 +289,13 @@ mod tests {
         assert_eq!(f32(1024, 128, 0), "rms_norm_grad_f32_split");
         assert_eq!(f32(2048, 1024, 0), "rms_norm_grad_f32_split");
         assert_eq!(f32(1024, 128, 4), "rms_norm_grad_f32");
-        assert_eq!(f32(8192, 768, 0), "rms_norm_grad_f32_three_stages");
-        assert_eq!(f32(2048, 1028, 0), "rms_norm_grad_f32_two_stages");
+        assert_eq!(f32(8192, 768, 0), "rms_norm_grad_f32_relay_768");
+        assert_eq!(f32(2048, 1028, 0), "rms_norm_grad_f32_relay");
         assert_eq!(f32(8192, 16_384, 0), "rms_norm_grad_f32_quads");
         let bf16 = |tokens, d_model, start| grad_entry((tokens, d_model), start, Math::Bf16);
         assert_eq!(bf16(1024, 128, 0), "rms_norm_grad_bf16_split");
-        assert_eq!(bf16(8192, 768, 0), "rms_norm_grad_bf16_three_stages");
-        // Rows of 8 bytes more than a multiple of 16.
-        assert_eq!(bf16(8192, 772, 0), "rms_norm_grad_bf16_quads");
+        assert_eq!(bf16(8192, 768, 0), "rms_norm_grad_bf16_relay_768");
+        assert_eq!(bf16(8192, 772, 0), "rms_norm_grad_bf16_relay");
     }
 
     #[test]
