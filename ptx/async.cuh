@@ -14,17 +14,6 @@ __device__ __forceinline__ void copy_async_16(float* to, const float* from, bool
 #endif
 }
 
-// Copies 8 bytes, both addresses a multiple of 8.
-template <typename T>
-__device__ __forceinline__ void copy_async_8(T* to, const T* from) {
-#ifdef BITSTEP_HOST
-    emu_cp_async(to, from, 8);
-#else
-    unsigned address = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(from) : "memory");
-#endif
-}
-
 // As copy_async_16 for 4 bytes.
 __device__ __forceinline__ void copy_async_4(float* to, const float* from, bool present) {
 #ifdef BITSTEP_HOST

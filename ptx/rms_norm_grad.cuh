@@ -2,9 +2,9 @@
 // dweight = the token sum of dh * x. The residual stream and its gradient are stored in f32, dh and the copy of
 // dr, which is the gradient of what the norm has added, in H: f32, bf16 or f16.
 //
-// Where the weight has a gradient a block serves a piece, as rms_norm_grad_relay.cuh says. The last block of a group
-// of pieces folds it, and the last of these the groups. Rows that do not fit in shared memory are read from memory,
-// for the chains a second time.
+// Where the weight has a gradient a block serves a piece, as rms_norm_grad_relay.cuh says, and leaves a row of partial
+// sums; rms_norm_grad_folds_f32.cu folds those. Rows that do not fit in shared memory are read from memory, for the
+// chains a second time.
 //
 // Where dh and r are small enough to be read twice from the L2 cache, blocks of two kinds share neither
 // pieces nor arrivals: some serve rows, the others a few columns of the weight over all tokens.
@@ -34,7 +34,7 @@ struct Params {
     TokenCut cut;
     unsigned d;
     unsigned flags;
-    unsigned* counters;
+    /// A row for each piece.
     float* partials;
 
     __device__ __forceinline__ bool adds() const { return (flags & ADD) != 0; }
@@ -132,61 +132,6 @@ struct Piece {
     __device__ __forceinline__ bool exists(const TokenCut& cut) const { return piece < cut.pieces(grain); }
 };
 
-/// The tree over at most 16 rows at `rows`, `stride` floats apart, by the whole block; aligned quads.
-__device__ __forceinline__ void fold_few(const float* rows, size_t stride, unsigned n, unsigned d, float* out) {
-    for (unsigned j = 4 * threadIdx.x; j < d; j += 4 * blockDim.x) {
-        float4 leaf[16];
-#pragma unroll
-        for (int i = 0; i < 16; ++i)
-            if (i < n) leaf[i] = __ldcg(reinterpret_cast<const float4*>(rows + i * stride + j));
-#pragma unroll
-        for (int s = 1; s < 16; s *= 2) {
-#pragma unroll
-            for (int i = 0; i + s < 16; i += 2 * s)
-                if (i + s < n) leaf[i] = plus(leaf[i], leaf[i + s]);
-        }
-        store4(out + j, leaf[0]);
-    }
-}
-
-/// The tree over n rows of one set; what lies at `rows` is overwritten where there are more than 16.
-template <bool QUADS>
-__device__ __forceinline__ void fold_one(float* rows, size_t stride, unsigned n, unsigned d, float* out) {
-    if (QUADS && n <= 16) {
-        fold_few(rows, stride, n, d, out);
-        return;
-    }
-    contract::fold_sets(contract::LeafSets{rows, d, 1, 0, stride}, n, [&](unsigned) { return n; }, contract::ToRow{out});
-}
-
-/// Counts this block's piece in, whose row of partials is written. Pieces of a group fold into the row of its
-/// first piece, then groups into the sum.
-template <bool QUADS, typename H>
-__device__ __forceinline__ void fold_pieces(const Params<H>& p, const Piece& at) {
-    const TokenCut& cut = p.cut;
-    const unsigned pieces = cut.pieces_per_grain();
-    if (cut.group > 1) {
-        const unsigned group = at.piece / cut.group, lead = group * cut.group;
-        const unsigned n = cut.pieces(at.grain) - lead < cut.group ? cut.pieces(at.grain) - lead : cut.group;
-        if (!contract::last_arrival(p.counters + 1 + at.grain * cut.groups_per_grain() + group, n)) return;
-        float* rows = p.partials + ((size_t)at.grain * pieces + lead) * p.d;
-        fold_one<QUADS>(rows, p.d, n, p.d, rows);
-    }
-    // Rows of groups: one every `group` pieces, those of a grain from its first piece on.
-    const unsigned grains = cut.grains(), most = cut.groups_per_grain();
-    if (!contract::last_arrival(p.counters, (grains - 1) * most + cut.groups(grains - 1))) return;
-    const size_t leaf_stride = (size_t)cut.group * p.d, set_stride = (size_t)pieces * p.d;
-    if (grains == 1) {
-        fold_one<QUADS>(p.partials, leaf_stride, cut.groups(0), p.d, p.dweight);
-        return;
-    }
-    if (most > 1)
-        contract::fold_sets(contract::LeafSets{p.partials, p.d, grains, set_stride, leaf_stride}, most,
-                            [&](unsigned s) { return cut.groups(s); }, contract::ToRow{p.dweight});
-    contract::fold_sets(contract::LeafSets{p.partials, p.d, 1, 0, set_stride}, grains, [&](unsigned) { return grains; },
-                        contract::ToRow{p.dweight});
-}
-
 /// Rows that are read from memory, for the chains once more.
 template <bool QUADS, typename H>
 __device__ __forceinline__ void piece_from_memory(const Params<H>& p) {
@@ -204,7 +149,6 @@ __device__ __forceinline__ void piece_from_memory(const Params<H>& p) {
         }
         partial[j] = acc;
     }
-    fold_pieces<QUADS>(p, at);
 }
 
 /// The longest row of which a thread holds its part in registers: two quads.
@@ -327,19 +271,19 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
     extern "C" __global__ void __launch_bounds__(128)                                                         \
     NAME(NORM_GRAD_OPERANDS(H), unsigned rows, unsigned d, unsigned flags) {                                  \
         norm_grad::rows_alone<QUADS>(norm_grad::Params<storage::H>{                                           \
-            dh, r, weight, rstd, dr, ddelta, nullptr, {rows, rows, rows, 1}, d, flags, nullptr, nullptr});    \
+            dh, r, weight, rstd, dr, ddelta, nullptr, {rows, rows, rows, 1}, d, flags, nullptr});             \
     }
 
 #define NORM_GRAD_PIECES(NAME, H, BOUNDS, BODY)                                                               \
     extern "C" __global__ void __launch_bounds__ BOUNDS                                                       \
-    NAME(NORM_GRAD_OPERANDS(H), float* __restrict__ dweight, unsigned tokens, unsigned grain, unsigned piece, \
-         unsigned group, unsigned d, unsigned flags, unsigned* counters, float* partials) {                   \
-        const norm_grad::Params<storage::H> p{dh, r, weight, rstd, dr, ddelta, dweight,                       \
-                                              {tokens, grain, piece, group}, d, flags, counters, partials};   \
+    NAME(NORM_GRAD_OPERANDS(H), unsigned tokens, unsigned grain, unsigned piece, unsigned d, unsigned flags,  \
+         float* partials) {                                                                                   \
+        const norm_grad::Params<storage::H> p{dh, r, weight, rstd, dr, ddelta, nullptr,                       \
+                                              {tokens, grain, piece, 1}, d, flags, partials};                 \
         BODY;                                                                                                 \
     }
 
-#define NORM_GRAD_RELAY(NAME, H, BOUNDS, QUADS)                                                                \
+#define NORM_GRAD_RELAY(NAME, H, BOUNDS, QUADS)                                                               \
     NORM_GRAD_PIECES(NAME, H, BOUNDS, extern __shared__ __align__(16) float rows[];                           \
                      (norm_grad::piece_by_relay<QUADS>(p, rows)))
 
@@ -348,16 +292,16 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
     NAME(NORM_GRAD_OPERANDS(H), float* __restrict__ dweight, unsigned tokens, unsigned piece, unsigned d,     \
          unsigned flags) {                                                                                    \
         norm_grad::rows_or_columns(norm_grad::Params<storage::H>{                                             \
-            dh, r, weight, rstd, dr, ddelta, dweight, {tokens, tokens, piece, 1}, d, flags, nullptr, nullptr}); \
+            dh, r, weight, rstd, dr, ddelta, dweight, {tokens, tokens, piece, 1}, d, flags, nullptr});        \
     }
 
 #define RMS_NORM_GRAD_ENTRIES(H)                                                                              \
     NORM_GRAD_ROWS(rms_norm_grad_##H##_rows, H, false)                                                        \
     NORM_GRAD_ROWS(rms_norm_grad_##H##_rows_quads, H, true)                                                   \
     NORM_GRAD_PIECES(rms_norm_grad_##H, H, (512), norm_grad::piece_from_memory<false>(p))                     \
-    NORM_GRAD_PIECES(rms_norm_grad_##H##_quads, H, (512), norm_grad::piece_from_memory<true>(p))              \
-    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay, H, (512), 0)                                                    \
-    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_768, H, (384), 6)                                                \
-    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_1024, H, (384), 8)                                               \
-    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_2048, H, (256), 16)                                              \
+    NORM_GRAD_PIECES(rms_norm_grad_##H##_quads, H, (512, 2), norm_grad::piece_from_memory<true>(p))           \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay, H, (512), 0)                                                   \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_768, H, (384), 6)                                               \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_1024, H, (384), 8)                                              \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_2048, H, (256), 16)                                             \
     NORM_GRAD_SPLIT(rms_norm_grad_##H##_split, H)

@@ -7,6 +7,17 @@
 
 namespace norm_grad {
 
+/// copy_async_16 for 8 bytes, both addresses a multiple of 8.
+template <typename H>
+__device__ __forceinline__ void copy_async_8(H* to, const H* from) {
+#ifdef BITSTEP_HOST
+    emu_cp_async(to, from, 8);
+#else
+    const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(from) : "memory");
+#endif
+}
+
 /// Four neighbouring elements as they are stored.
 template <typename H>
 struct Four {
@@ -218,9 +229,7 @@ struct Relay {
 template <int QUADS, typename H>
 __device__ __forceinline__ void piece_by_relay(const Params<H>& p, float* shared) {
     const Relay<QUADS, H> relay(p, shared);
-    if (!relay.at.exists(p.cut)) return;
-    relay.run();
-    fold_pieces<true>(p, relay.at);
+    if (relay.at.exists(p.cut)) relay.run();
 }
 
 }  // namespace norm_grad

@@ -1,9 +1,8 @@
 //! Launches of the RMS norm and its gradient.
 
-use super::call::{Arg, CallLaunches, DeviceShape};
+use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rows::{
-    Cut, Workspace, aligned, by_fours, entry, no_tokens, number, numbers, one, shared_of_one,
-    shared_of_two,
+    Cut, aligned, by_fours, entry, no_tokens, number, numbers, one, shared_of_one, shared_of_two,
 };
 use crate::layout::{PlacedCall, Region};
 use crate::op::Store;
@@ -49,10 +48,6 @@ pub fn forward(op: &RmsNorm, call: &PlacedCall, _device: &DeviceShape) -> CallLa
 
 /// The flag of a kernel that writes a copy of the gradient.
 const COPY: usize = 2;
-/// Pieces up to which the last block folds all of them itself.
-const FEW_PIECES: usize = 16;
-/// Pieces that the last block of a group folds otherwise.
-const GROUP: usize = 16;
 /// Warps of a block that reads its rows from memory.
 const WARPS_UNSTAGED: usize = 16;
 
@@ -144,76 +139,165 @@ impl Operands {
     }
 }
 
-/// Both gradients of a small call of aligned rows, by blocks that need nothing from each other.
-fn grad_split(op: &RmsNormGrad, operands: &Operands) -> Option<CallLaunches> {
+/// Whether blocks that need nothing from each other serve both gradients: those of a small call of aligned rows.
+fn is_split(op: &RmsNormGrad, operands: &Operands) -> bool {
     let (d, cut) = (op.d_model, Cut::new(&op.sum));
     let small = cut.tokens <= SPLIT_TOKENS && cut.tokens * d <= SPLIT_ELEMENTS;
     let one_tree = cut.grains() == 1 && cut.pieces() <= SPLIT_PIECES;
     // The chains read `rstd` by fours too.
     let rstd = operands.regions[3];
     let quads = operands.quads(d) && rstd.offset.is_multiple_of(16);
-    if !(small && one_tree && quads && cut.piece.is_multiple_of(4)) {
-        return None;
-    }
+    small && one_tree && quads && cut.piece.is_multiple_of(4)
+}
+
+/// Both gradients by such blocks.
+fn grad_split(op: &RmsNormGrad, operands: &Operands) -> CallLaunches {
+    let (d, cut) = (op.d_model, Cut::new(&op.sum));
     let mut args = operands.args();
     args.extend(numbers([cut.tokens, cut.piece, d, operands.flags]));
     let blocks = d.div_ceil(SPLIT_COLUMNS) + cut.tokens.div_ceil(SPLIT_ROWS);
-    Some(one(
+    one(
         entry!(op.math, "rms_norm_grad", "_split"),
         [blocks, 1],
         [number(32 * SPLIT_ROWS), 1],
         args,
-    ))
+    )
+}
+
+/// The input gradient alone.
+fn grad_rows(op: &RmsNormGrad, operands: &Operands) -> CallLaunches {
+    let entry = match operands.quads(op.d_model) {
+        true => entry!(op.math, "rms_norm_grad", "_rows_quads"),
+        false => entry!(op.math, "rms_norm_grad", "_rows"),
+    };
+    let mut args = operands.args();
+    args.extend(numbers([op.sum.tokens, op.d_model, operands.flags]));
+    let blocks = op.sum.tokens.div_ceil(ROWS);
+    one(entry, [blocks, 1], [number(32 * ROWS), 1], args)
 }
 
 /// The input gradient of every row and, where it is asked for, the weight gradient.
 pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let (d, math) = (op.d_model, op.math);
-    if d == 0 {
+    if op.d_model == 0 {
         return CallLaunches::default();
     }
-    let operands = Operands::of(op, call);
-    let Some(dweight) = operands.dweight else {
-        let entry = match operands.quads(d) {
-            true => entry!(math, "rms_norm_grad", "_rows_quads"),
-            false => entry!(math, "rms_norm_grad", "_rows"),
-        };
-        let mut args = operands.args();
-        args.extend(numbers([op.sum.tokens, d, operands.flags]));
-        let blocks = op.sum.tokens.div_ceil(ROWS);
-        return one(entry, [blocks, 1], [number(32 * ROWS), 1], args);
-    };
-    if op.sum.tokens == 0 {
-        return no_tokens(&[dweight]);
+    if let Some(sum) = ByPieces::of(op, call) {
+        return sum.launches(device);
     }
-    grad_split(op, &operands).unwrap_or_else(|| grad_by_pieces(op, &operands, device))
+    let operands = Operands::of(op, call);
+    match operands.dweight {
+        Some(dweight) if op.sum.tokens == 0 => no_tokens(&[dweight]),
+        Some(_) => grad_split(op, &operands),
+        None => grad_rows(op, &operands),
+    }
 }
 
-/// Both gradients, a block a piece.
-fn grad_by_pieces(op: &RmsNormGrad, operands: &Operands, device: &DeviceShape) -> CallLaunches {
-    let (d, math, cut) = (op.d_model, op.math, Cut::new(&op.sum));
-    let pieces = cut.grains() * cut.pieces();
-    let quads = operands.quads(d);
-    // Rows of dh are copied by fours, those of f32 by 16 bytes.
-    let copied = quads && by_fours(d, math, &operands.regions[..1]);
-    let relay = Relay::of(op, pieces, device).filter(|_| copied);
-    let entry = match (relay, quads) {
-        (Some(_), _) => Relay::entry(d, math),
-        (None, true) => entry!(math, "rms_norm_grad", "_quads"),
-        (None, false) => entry!(math, "rms_norm_grad", ""),
-    };
-    let group = if pieces <= FEW_PIECES { 1 } else { GROUP };
-    let workspace = Workspace {
-        counters: 1 + cut.grains() * cut.pieces().div_ceil(group),
-        partials: pieces * d,
-    };
-    let mut args = operands.args();
-    args.extend(cut.numbers());
-    args.extend(numbers([group, d, operands.flags]));
-    args.extend(workspace.args());
-    let threads = 32 * relay.map_or(WARPS_UNSTAGED, |relay| relay.warps);
-    let launches = one(entry, [pieces, 1], [number(threads), 1], args);
-    workspace.with(launches, relay.map_or(0, |relay| relay.bytes))
+/// Columns of a weight that a block folds, its threads, and the most weights of a launch.
+const FOLD_COLUMNS: usize = 32;
+const FOLD_THREADS: u32 = 256;
+pub(super) const FOLDS: usize = 16;
+
+/// The size of a weight's sum over pieces: the rows of partial sums that are folded into a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SumSize {
+    cut: Cut,
+    d_model: usize,
+}
+
+impl SumSize {
+    /// Rows of partial sums, some of them unused where the last grain has fewer pieces.
+    fn pieces(self) -> usize {
+        self.cut.grains() * self.cut.pieces()
+    }
+
+    /// Bytes of the partial sums.
+    pub fn bytes(self) -> usize {
+        self.pieces() * self.d_model * 4
+    }
+
+    /// The launch that folds the partial sums of 1 to [`FOLDS`] gradients, which lie one behind the other.
+    pub fn fold(self, partials: Arg, gradients: &[Region]) -> KernelLaunch {
+        let columns = self.d_model.div_ceil(FOLD_COLUMNS);
+        let mut args = vec![partials];
+        args.extend(self.cut.numbers());
+        args.extend(numbers([self.d_model]));
+        // What stands behind the last gradient is not read.
+        let last = gradients.last().copied().into_iter();
+        let padded = gradients.iter().copied().chain(last.cycle());
+        args.extend(padded.take(FOLDS).map(Arg::Region));
+        KernelLaunch {
+            entry: "rms_norm_grad_folds_f32",
+            grid: [number(columns), number(gradients.len()), 1],
+            block: [FOLD_THREADS, 1, 1],
+            shared_bytes: 0,
+            args,
+        }
+    }
+}
+
+/// Both gradients in two launches: a block a piece, which leaves a row of partial sums, then the sum over the pieces.
+pub(super) struct ByPieces<'c> {
+    op: &'c RmsNormGrad,
+    operands: Operands,
+    pub size: SumSize,
+    /// The weight's gradient.
+    pub gradient: Region,
+}
+
+impl<'c> ByPieces<'c> {
+    /// `None` for calls without a weight gradient, without tokens, and for small ones, which one launch serves.
+    pub fn of(op: &'c RmsNormGrad, call: &PlacedCall) -> Option<Self> {
+        let operands = Operands::of(op, call);
+        let gradient = operands.dweight?;
+        let empty = op.d_model == 0 || op.sum.tokens == 0;
+        let size = SumSize {
+            cut: Cut::new(&op.sum),
+            d_model: op.d_model,
+        };
+        (!empty && !is_split(op, &operands)).then_some(ByPieces {
+            op,
+            operands,
+            size,
+            gradient,
+        })
+    }
+
+    /// The launch that leaves the partial sums at `partials`.
+    pub fn pieces(&self, partials: Arg, device: &DeviceShape) -> KernelLaunch {
+        let (d, math, pieces) = (self.op.d_model, self.op.math, self.size.pieces());
+        let quads = self.operands.quads(d);
+        // Rows of dh are copied by fours, those of f32 by 16 bytes.
+        let copied = quads && by_fours(d, math, &self.operands.regions[..1]);
+        let relay = Relay::of(self.op, pieces, device).filter(|_| copied);
+        let entry = match (relay, quads) {
+            (Some(_), _) => Relay::entry(d, math),
+            (None, true) => entry!(math, "rms_norm_grad", "_quads"),
+            (None, false) => entry!(math, "rms_norm_grad", ""),
+        };
+        let mut args: Vec<Arg> = self.operands.regions.map(Arg::Region).to_vec();
+        args.extend(self.size.cut.numbers());
+        args.extend(numbers([d, self.operands.flags]));
+        args.push(partials);
+        let warps = relay.map_or(WARPS_UNSTAGED, |relay| relay.warps);
+        KernelLaunch {
+            entry,
+            grid: [number(pieces), 1, 1],
+            block: [number(32 * warps), 1, 1],
+            shared_bytes: number(relay.map_or(0, |relay| relay.bytes)),
+            args,
+        }
+    }
+
+    /// Both launches, one after the other.
+    fn launches(&self, device: &DeviceShape) -> CallLaunches {
+        let partials = Arg::Workspace { offset: 0 };
+        let fold = self.size.fold(partials, &[self.gradient]);
+        CallLaunches {
+            launches: vec![self.pieces(partials, device), fold],
+            workspace_bytes: self.size.bytes(),
+            zeroed_bytes: 0,
+        }
+    }
 }
 
 #[cfg(test)]
