@@ -285,7 +285,17 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
 
 #define NORM_GRAD_RELAY(NAME, H, BOUNDS, QUADS)                                                               \
     NORM_GRAD_PIECES(NAME, H, BOUNDS, extern __shared__ __align__(16) float rows[];                           \
-                     (norm_grad::piece_by_relay<QUADS>(p, rows)))
+                     (norm_grad::piece_by_relay<QUADS, true>(p, rows)))
+
+#define NORM_GRAD_RELAY_ROWS(NAME, H, BOUNDS, QUADS)                                                           \
+    extern "C" __global__ void __launch_bounds__ BOUNDS                                                       \
+    NAME(NORM_GRAD_OPERANDS(H), unsigned rows, unsigned piece, unsigned d, unsigned flags) {                  \
+        extern __shared__ __align__(16) float shared[];                                                       \
+        norm_grad::piece_by_relay<QUADS, false>(                                                              \
+            norm_grad::Params<storage::H>{                                                                    \
+                dh, r, weight, rstd, dr, ddelta, nullptr, {rows, rows, piece, 1}, d, flags, nullptr},         \
+            shared);                                                                                          \
+    }
 
 #define NORM_GRAD_SPLIT(NAME, H)                                                                              \
     extern "C" __global__ void __launch_bounds__(norm_grad::SPLIT_THREADS, 2)                                 \
@@ -304,4 +314,8 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
     NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_768, H, (384), 6)                                               \
     NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_1024, H, (384), 8)                                              \
     NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_2048, H, (256), 16)                                             \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_relay, H, (512), 0)                                         \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_relay_768, H, (384, 1), 6)                                  \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_relay_1024, H, (384), 8)                                    \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_relay_2048, H, (256), 16)                                   \
     NORM_GRAD_SPLIT(rms_norm_grad_##H##_split, H)

@@ -55,24 +55,24 @@ struct Four<storage::f32> {
 /// Waits until the warp with the row before has handed on the chains to the warp with this number in its block.
 __device__ __forceinline__ void take_chains(unsigned warp) {
 #ifdef BITSTEP_HOST
-    emu_bar_sync(warp, 64);
+    emu_bar_sync(warp + 1, 64);
 #else
-    asm volatile("bar.sync %0, 64;" ::"r"(warp) : "memory");
+    asm volatile("bar.sync %0, 64;" ::"r"(warp + 1) : "memory");
 #endif
 }
 /// Hands them on; a warp hands on once for each time that the next one takes.
 __device__ __forceinline__ void hand_on_chains(unsigned warp) {
 #ifdef BITSTEP_HOST
-    emu_bar_arrive(warp, 64);
+    emu_bar_arrive(warp + 1, 64);
 #else
-    asm volatile("bar.arrive %0, 64;" ::"r"(warp) : "memory");
+    asm volatile("bar.arrive %0, 64;" ::"r"(warp + 1) : "memory");
 #endif
 }
 
 /// `QUADS`: d / 128 where a thread holds its quads of a row in registers, all of them under way together; 0 for rows
-/// of any d, which stay in shared memory until their turn is over. At most 16 warps, an even number; a thread reads
-/// only what it has copied.
-template <int QUADS, typename H>
+/// of any d, which stay in shared memory until their turn is over. `CHAINS`: the weight has a gradient. At most 15
+/// warps, for as many barriers, and an even number; a thread reads only what it has copied.
+template <int QUADS, bool CHAINS, typename H>
 struct Relay {
     const Params<H>& p;
     const Piece at;
@@ -85,7 +85,7 @@ struct Relay {
 
     __device__ __forceinline__ Relay(const Params<H>& params, float* shared)
         : p(params), at(params.cut), warp(threadIdx.x / 32), warps(blockDim.x / 32), chains(shared) {
-        float* rows = shared + p.d;
+        float* rows = shared + (CHAINS ? p.d : 0);
         r = rows + (size_t)warp * p.d;
         H* rows_dh = reinterpret_cast<H*>(rows + (size_t)warps * p.d);
         dh = rows_dh + (size_t)warp * p.d;
@@ -170,9 +170,15 @@ struct Relay {
         if (p.adds()) store_row(t, [&](int k) { return plus(load4(old + lane4 + 128 * k), gradient(k)); });
         else store_row(t, gradient);
         fetch_old(t + warps);
-        // Row t of the chains.
+        if constexpr (CHAINS) chains_from_registers(t, a, x, partial);
+    }
+
+    /// Row t of the chains.
+    template <int N>
+    __device__ __forceinline__ void chains_from_registers(unsigned t, const Four<H> (&a)[N], const float4 (&x)[N],
+                                                          float* partial) const {
         const bool first = t == at.first, last = t + 1 == at.end;
-        float4 acc[QUADS];
+        float4 acc[N];
         if (first) {
             each([&](int k, unsigned) { acc[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f); });
         } else {
@@ -196,6 +202,12 @@ struct Relay {
     __device__ __forceinline__ void row_from_shared(unsigned t, float rstd, float* partial) const {
         copy_async_wait<0>();
         row_gradient<true>(p, t, Row<H>{dh, r, old});
+        if constexpr (CHAINS) chains_from_shared(t, rstd, partial);
+        fetch(t + warps);
+        fetch_old(t + warps);
+    }
+
+    __device__ __forceinline__ void chains_from_shared(unsigned t, float rstd, float* partial) const {
         const bool first = t == at.first, last = t + 1 == at.end;
         if (!first) take_chains(warp);
 #pragma unroll 4
@@ -206,11 +218,9 @@ struct Relay {
             store4((last ? partial : chains) + i, make_float4(acc[0], acc[1], acc[2], acc[3]));
         }
         if (!last) hand_on_chains(warp + 1 == warps ? 0 : warp + 1);
-        fetch(t + warps);
-        fetch_old(t + warps);
     }
 
-    /// Leaves the piece's row of partials.
+    /// The rows of the piece and, with chains, its row of partials.
     __device__ __forceinline__ void run() const {
         float* partial = p.partials + (size_t)blockIdx.x * p.d;
         unsigned t = at.first + warp;
@@ -226,9 +236,9 @@ struct Relay {
     }
 };
 
-template <int QUADS, typename H>
+template <int QUADS, bool CHAINS, typename H>
 __device__ __forceinline__ void piece_by_relay(const Params<H>& p, float* shared) {
-    const Relay<QUADS, H> relay(p, shared);
+    const Relay<QUADS, CHAINS, H> relay(p, shared);
     if (relay.at.exists(p.cut)) relay.run();
 }
 
