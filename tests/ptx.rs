@@ -23,7 +23,7 @@ use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
 use bitstep::shape::Math;
 use serde_json::Value;
 
-const DEVICE: DeviceShape = DeviceShape {
+pub(crate) const DEVICE: DeviceShape = DeviceShape {
     multiprocessors: 132,
     shared_bytes_per_block: 232_448,
     warpgroups: true,
@@ -148,7 +148,7 @@ fn no_kernel_spills() {
 }
 
 /// Plans that reach every op in every precision, in small and in large sizes, aligned and not.
-fn plans() -> Vec<Plan> {
+pub(crate) fn plans() -> Vec<Plan> {
     let mut plans = Vec::new();
     for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
         for (batch, seq_len, d_model, head_dim, vocab_size) in [
