@@ -310,12 +310,11 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
     NORM_GRAD_ROWS(rms_norm_grad_##H##_rows_quads, H, true)                                                   \
     NORM_GRAD_PIECES(rms_norm_grad_##H, H, (512), norm_grad::piece_from_memory<false>(p))                     \
     NORM_GRAD_PIECES(rms_norm_grad_##H##_quads, H, (512, 2), norm_grad::piece_from_memory<true>(p))           \
-    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay, H, (512), 0)                                                   \
-    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_768, H, (384), 6)                                               \
-    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_1024, H, (384), 8)                                              \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay, H, (256, 2), 0)                                                \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_768, H, (256, 2), 6)                                            \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_1024, H, (256, 2), 8)                                           \
     NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_2048, H, (256), 16)                                             \
-    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_relay, H, (512), 0)                                         \
-    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_relay_768, H, (384, 1), 6)                                  \
-    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_relay_1024, H, (384), 8)                                    \
-    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_relay_2048, H, (256), 16)                                   \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_768, H, (128, 4), 6)                                        \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_1024, H, (128, 4), 8)                                       \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_2048, H, (128, 2), 16)                                      \
     NORM_GRAD_SPLIT(rms_norm_grad_##H##_split, H)

@@ -1,38 +1,36 @@
 // The sums over the pieces of up to 16 weight gradients of the RMS norm of one size, whose rows of partials lie side by
-// side in the workspace: a block a gradient and 32 of its columns. Its warps read runs of 32 rows, all of a run under
-// way together; by fact (2) of contract.cuh a run is a subtree.
+// side in the workspace: a block a gradient and 32 of its columns. Where the pieces form one tree, its warps read runs of
+// 32 rows, all of a run under way together; by fact (2) of contract.cuh a run is a subtree. Sums with a tree for each
+// grain, and very long ones, go through memory, a thread a column.
 #include "contract.cuh"
 
 using namespace contract;
 
-/// Rows of a run, and the most runs whose sums a block holds; longer or ragged sums go through memory.
+/// Rows of a run, the most runs of a tree, and warps of a block.
 constexpr unsigned RUN = 32, MOST_RUNS = 128, WARPS = 8;
 
-/// The tree over n leaves that `leaf_at(i)` gives, at most a run of them.
+/// The tree over n leaves that `leaf_at(i)` gives, 1 to a run of them. All loads of a run are under way together: what
+/// stands for a leaf behind the last is not added.
 template <typename Leaf>
 __device__ __forceinline__ float tree_of_run(unsigned n, Leaf leaf_at) {
     float leaf[RUN];
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) leaf[i] = i < n ? leaf_at(i) : 0.0f;
-    return tree_registers(leaf, n);
+    for (int i = 0; i < RUN; ++i) leaf[i] = leaf_at(i < n ? i : n - 1);
+    return n == RUN ? tree_registers(leaf, RUN) : tree_registers(leaf, n);
 }
 __device__ __forceinline__ unsigned run_length(unsigned n, unsigned run) { return n - run * RUN < RUN ? n - run * RUN : RUN; }
 
-__device__ __forceinline__ void fold(const float* rows, float* out, const TokenCut& cut, unsigned d) {
+/// Column j of a row of n leaves each, at most RUN * MOST_RUNS of them.
+__device__ __forceinline__ void fold_runs(const float* __restrict__ rows, float* out, unsigned n, unsigned d) {
     __shared__ float sums[MOST_RUNS][32];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = blockIdx.x * 32 + lane;
-    const unsigned pieces = cut.pieces(0);
-    if (cut.grains() > 1 || pieces > RUN * MOST_RUNS) {
-        if (warp == 0 && j < d) out[j] = cut.root(rows + j, d);
-        return;
-    }
-    // The roots of each level stand in the first lines; a warp reads the lines of a run before it writes its own.
-    unsigned nodes = (pieces + RUN - 1) / RUN;
+    unsigned nodes = (n + RUN - 1) / RUN;
     for (unsigned run = warp; run < nodes; run += WARPS) {
         const float* first = rows + (size_t)run * RUN * d + j;
-        if (j < d) sums[run][lane] = tree_of_run(run_length(pieces, run), [&](unsigned i) { return load_other(first + (size_t)i * d); });
+        if (j < d) sums[run][lane] = tree_of_run(run_length(n, run), [&](unsigned i) { return first[(size_t)i * d]; });
     }
     __syncthreads();
+    // The roots of a level stand in the first lines; all of them are read before those of the next are written.
     while (nodes > 1) {
         const unsigned runs = (nodes + RUN - 1) / RUN;
         float root = 0.0f;
@@ -45,30 +43,46 @@ __device__ __forceinline__ void fold(const float* rows, float* out, const TokenC
     if (warp == 0 && j < d) out[j] = sums[0][lane];
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-rms_norm_grad_folds_f32(const float* partials, unsigned tokens, unsigned grain, unsigned piece, unsigned d,
-                        float* out0, float* out1, float* out2, float* out3, float* out4, float* out5, float* out6,
-                        float* out7, float* out8, float* out9, float* out10, float* out11, float* out12, float* out13,
-                        float* out14, float* out15) {
-    const TokenCut cut{tokens, grain, piece, 1};
-    float* out = out0;
-    switch (blockIdx.y) {
-        case 1: out = out1; break;
-        case 2: out = out2; break;
-        case 3: out = out3; break;
-        case 4: out = out4; break;
-        case 5: out = out5; break;
-        case 6: out = out6; break;
-        case 7: out = out7; break;
-        case 8: out = out8; break;
-        case 9: out = out9; break;
-        case 10: out = out10; break;
-        case 11: out = out11; break;
-        case 12: out = out12; break;
-        case 13: out = out13; break;
-        case 14: out = out14; break;
-        case 15: out = out15; break;
+#define OUTPUTS                                                                                               \
+    float *out0, float *out1, float *out2, float *out3, float *out4, float *out5, float *out6, float *out7,   \
+        float *out8, float *out9, float *out10, float *out11, float *out12, float *out13, float *out14,       \
+        float *out15
+#define OUTPUT                                                                                                \
+    output(blockIdx.y, out0, out1, out2, out3, out4, out5, out6, out7, out8, out9, out10, out11, out12, out13, \
+           out14, out15)
+
+__device__ __forceinline__ float* output(unsigned number, OUTPUTS) {
+    switch (number) {
+        case 1: return out1;
+        case 2: return out2;
+        case 3: return out3;
+        case 4: return out4;
+        case 5: return out5;
+        case 6: return out6;
+        case 7: return out7;
+        case 8: return out8;
+        case 9: return out9;
+        case 10: return out10;
+        case 11: return out11;
+        case 12: return out12;
+        case 13: return out13;
+        case 14: return out14;
+        case 15: return out15;
+        default: return out0;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+rms_norm_grad_folds_f32(const float* __restrict__ partials, unsigned rows, unsigned d, OUTPUTS) {
+    fold_runs(partials + (size_t)blockIdx.y * rows * d, OUTPUT, rows, d);
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+rms_norm_grad_folds_f32_trees(const float* partials, unsigned tokens, unsigned grain, unsigned piece, unsigned d,
+                              OUTPUTS) {
+    const TokenCut cut{tokens, grain, piece, 1};
+    const unsigned j = blockIdx.x * 32 + threadIdx.x;
+    if (j >= d) return;
     const size_t rows = (size_t)cut.grains() * cut.pieces_per_grain();
-    fold(partials + blockIdx.y * rows * d, out, cut, d);
+    OUTPUT[j] = cut.root(partials + blockIdx.y * rows * d + j, d);
 }

@@ -1,9 +1,7 @@
 //! Launches of the RMS norm and its gradient.
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
-use super::rows::{
-    Cut, aligned, by_fours, entry, no_tokens, number, numbers, one, shared_of_one, shared_of_two,
-};
+use super::rows::{Cut, aligned, by_fours, entry, no_tokens, number, numbers, one, shared_of_one};
 use crate::layout::{PlacedCall, Region};
 use crate::op::Store;
 use crate::op::rms_norm::{RmsNorm, RmsNormGrad};
@@ -22,6 +20,8 @@ fn forward_entry(op: &RmsNorm, operands: &[Region]) -> &'static str {
         (true, 0..=256, true) => entry!(math, "rms_norm", "_residual_quads_256"),
         (true, 257..=1024, false) => entry!(math, "rms_norm", "_quads_1024"),
         (true, 257..=1024, true) => entry!(math, "rms_norm", "_residual_quads_1024"),
+        (true, 1025..=2048, false) => entry!(math, "rms_norm", "_quads_2048"),
+        (true, 1025..=2048, true) => entry!(math, "rms_norm", "_residual_quads_2048"),
         (true, _, false) => entry!(math, "rms_norm", "_quads"),
         (true, _, true) => entry!(math, "rms_norm", "_residual_quads"),
     }
@@ -59,31 +59,21 @@ struct Relay {
 }
 
 impl Relay {
-    /// Wanted in this order while a block has a multiprocessor to itself, and while two share one.
-    const ALONE: [usize; 5] = [12, 8, 6, 4, 2];
-    const SHARING: [usize; 4] = [8, 6, 4, 2];
+    /// Wanted in this order while a block's rows fit; more do not bring the rows faster.
+    const WARPS: [usize; 4] = [8, 6, 4, 2];
 
-    /// The relay of `pieces` blocks; `None` where not even two rows fit. `adds` says that rows are added to.
-    fn of(op: &RmsNormGrad, pieces: usize, device: &DeviceShape) -> Option<Relay> {
-        let d_model = op.d_model;
-        let row_bytes = 4 + op.math.storage().size() + 4 * usize::from(op.store == Store::Add);
-        let fits = |warps: &[usize], room: usize| {
-            let mut relays = warps.iter().map(|&warps| Relay {
-                warps,
-                bytes: (warps * row_bytes + 4) * d_model,
-            });
-            relays.find(|r| r.warps <= Self::most_warps(d_model) && r.bytes <= room)
-        };
-        let alone = || fits(&Self::ALONE, shared_of_one(device));
-        match pieces <= device.multiprocessors as usize {
-            true => alone(),
-            false => fits(&Self::SHARING, shared_of_two(device)).or_else(alone),
-        }
+    /// The relay of a call; `None` where not even two rows fit.
+    fn of(op: &RmsNormGrad, device: &DeviceShape) -> Option<Relay> {
+        let mut relays = Self::WARPS.into_iter().map(|warps| Relay {
+            warps,
+            bytes: (warps * Self::row_bytes(op) + 4) * op.d_model,
+        });
+        relays.find(|relay| relay.bytes <= shared_of_one(device))
     }
 
-    /// The most warps of a block, by the registers that a row takes.
-    fn most_warps(d_model: usize) -> usize {
-        if d_model == 2048 { 8 } else { 12 }
+    /// Bytes of an element of a row: of r, of dh, and of what is added to.
+    fn row_bytes(op: &RmsNormGrad) -> usize {
+        4 + op.math.storage().size() + 4 * usize::from(op.store == Store::Add)
     }
 
     fn entry(d_model: usize, math: Math) -> &'static str {
@@ -94,7 +84,21 @@ impl Relay {
             _ => entry!(math, "rms_norm_grad", "_relay"),
         }
     }
+
+    /// The kernel of rows whose weight has no gradient, for the sizes that a thread holds in registers.
+    fn rows_entry(d_model: usize, math: Math) -> Option<&'static str> {
+        match d_model {
+            768 => Some(entry!(math, "rms_norm_grad", "_rows_768")),
+            1024 => Some(entry!(math, "rms_norm_grad", "_rows_1024")),
+            2048 => Some(entry!(math, "rms_norm_grad", "_rows_2048")),
+            _ => None,
+        }
+    }
 }
+
+/// Warps of a block of such rows, and its rows.
+const RELAY_WARPS: usize = 4;
+const RELAY_ROWS: usize = 8;
 
 /// Rows of a block that serves rows alone, beside others that serve this many columns of the weight.
 const SPLIT_ROWS: usize = 8;
@@ -132,6 +136,11 @@ impl Operands {
         aligned(d_model, &[dh, r, weight, dr, copy])
     }
 
+    /// Whether rows can be copied: those of dh by fours, those of f32 by 16 bytes.
+    fn copied(&self, op: &RmsNormGrad) -> bool {
+        self.quads(op.d_model) && by_fours(op.d_model, op.math, &self.regions[..1])
+    }
+
     /// The regions as arguments.
     fn args(&self) -> Vec<Arg> {
         let regions = self.regions.iter().chain(&self.dweight);
@@ -166,6 +175,9 @@ fn grad_split(op: &RmsNormGrad, operands: &Operands) -> CallLaunches {
 
 /// The input gradient alone.
 fn grad_rows(op: &RmsNormGrad, operands: &Operands) -> CallLaunches {
+    if let Some(launches) = grad_rows_by_relay(op, operands) {
+        return launches;
+    }
     let entry = match operands.quads(op.d_model) {
         true => entry!(op.math, "rms_norm_grad", "_rows_quads"),
         false => entry!(op.math, "rms_norm_grad", "_rows"),
@@ -192,9 +204,29 @@ pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLa
     }
 }
 
-/// Columns of a weight that a block folds, its threads, and the most weights of a launch.
+/// The same for the sizes that have a kernel of their own.
+fn grad_rows_by_relay(op: &RmsNormGrad, operands: &Operands) -> Option<CallLaunches> {
+    let entry = Relay::rows_entry(op.d_model, op.math).filter(|_| operands.copied(op))?;
+    let mut args = operands.args();
+    args.extend(numbers([
+        op.sum.tokens,
+        RELAY_ROWS,
+        op.d_model,
+        operands.flags,
+    ]));
+    let blocks = op.sum.tokens.div_ceil(RELAY_ROWS);
+    let mut launches = one(entry, [blocks, 1], [number(32 * RELAY_WARPS), 1], args);
+    for launch in &mut launches.launches {
+        launch.shared_bytes = number(RELAY_WARPS * Relay::row_bytes(op) * op.d_model);
+    }
+    Some(launches)
+}
+
+/// Columns of a weight that a block folds, its threads for one tree, the most pieces of that, and the most weights of a
+/// launch.
 const FOLD_COLUMNS: usize = 32;
 const FOLD_THREADS: u32 = 256;
+const FOLD_PIECES: usize = 4096;
 pub(super) const FOLDS: usize = 16;
 
 /// The size of a weight's sum over pieces: the rows of partial sums that are folded into a gradient.
@@ -218,17 +250,24 @@ impl SumSize {
     /// The launch that folds the partial sums of 1 to [`FOLDS`] gradients, which lie one behind the other.
     pub fn fold(self, partials: Arg, gradients: &[Region]) -> KernelLaunch {
         let columns = self.d_model.div_ceil(FOLD_COLUMNS);
+        let one_tree = self.cut.grains() == 1 && self.pieces() <= FOLD_PIECES;
         let mut args = vec![partials];
-        args.extend(self.cut.numbers());
+        match one_tree {
+            true => args.extend(numbers([self.pieces()])),
+            false => args.extend(self.cut.numbers()),
+        }
         args.extend(numbers([self.d_model]));
         // What stands behind the last gradient is not read.
         let last = gradients.last().copied().into_iter();
         let padded = gradients.iter().copied().chain(last.cycle());
         args.extend(padded.take(FOLDS).map(Arg::Region));
         KernelLaunch {
-            entry: "rms_norm_grad_folds_f32",
+            entry: match one_tree {
+                true => "rms_norm_grad_folds_f32",
+                false => "rms_norm_grad_folds_f32_trees",
+            },
             grid: [number(columns), number(gradients.len()), 1],
-            block: [FOLD_THREADS, 1, 1],
+            block: [if one_tree { FOLD_THREADS } else { 32 }, 1, 1],
             shared_bytes: 0,
             args,
         }
@@ -266,9 +305,7 @@ impl<'c> ByPieces<'c> {
     pub fn pieces(&self, partials: Arg, device: &DeviceShape) -> KernelLaunch {
         let (d, math, pieces) = (self.op.d_model, self.op.math, self.size.pieces());
         let quads = self.operands.quads(d);
-        // Rows of dh are copied by fours, those of f32 by 16 bytes.
-        let copied = quads && by_fours(d, math, &self.operands.regions[..1]);
-        let relay = Relay::of(self.op, pieces, device).filter(|_| copied);
+        let relay = Relay::of(self.op, device).filter(|_| self.operands.copied(self.op));
         let entry = match (relay, quads) {
             (Some(_), _) => Relay::entry(d, math),
             (None, true) => entry!(math, "rms_norm_grad", "_quads"),
@@ -329,42 +366,63 @@ mod tests {
     }
 
     #[test]
-    fn blocks_share_a_multiprocessor_where_there_are_more_than_those() {
-        let warps = |tokens, d_model, math| {
-            let op = grad_op((tokens, d_model), Store::Add, math);
-            Relay::of(&op, tokens / 32, &H200).map(|relay| relay.warps)
-        };
-        assert_eq!(warps(4096, 1024, Math::Bf16), Some(12));
-        assert_eq!(warps(4096, 2048, Math::Bf16), Some(8));
-        assert_eq!(warps(8192, 768, Math::F32), Some(8));
-        assert_eq!(warps(8192, 2048, Math::Bf16), Some(4));
-        assert_eq!(warps(8192, 4096, Math::F32), Some(2));
-        assert_eq!(warps(8192, 8192, Math::F32), Some(2));
-        assert_eq!(warps(8192, 16_384, Math::F32), None);
-        for (store, d_model) in [(Store::Add, 768), (Store::Assign, 1024), (Store::Add, 8192)] {
-            let op = grad_op((8192, d_model), store, Math::F16);
-            let relay = Relay::of(&op, 256, &H200).expect("fits");
+    fn as_many_rows_are_under_way_as_fit() {
+        let warps = |d_model, store, math| {
+            let op = grad_op((8192, d_model), store, math);
+            let relay = Relay::of(&op, &H200)?;
             assert!(relay.bytes < H200.shared_bytes_per_block as usize);
-        }
+            Some(relay.warps)
+        };
+        assert_eq!(warps(768, Store::Add, Math::F32), Some(8));
+        assert_eq!(warps(2048, Store::Add, Math::Bf16), Some(8));
+        assert_eq!(warps(4096, Store::Add, Math::Bf16), Some(4));
+        assert_eq!(warps(4096, Store::Assign, Math::Bf16), Some(8));
+        assert_eq!(warps(8192, Store::Add, Math::F32), Some(2));
+        assert_eq!(warps(16_384, Store::Add, Math::F32), None);
     }
 
-    /// The kernel of both gradients of a call over `tokens` rows, operands from `start` on.
-    fn grad_entry((tokens, d_model): (usize, usize), start: usize, math: Math) -> &'static str {
-        let op = grad_op((tokens, d_model), Store::Assign, math);
+    #[test]
+    fn rows_alone_stream_where_their_size_has_a_kernel() {
+        let entry = |d_model, start, math| {
+            let op = RmsNormGrad {
+                weight_grad: false,
+                ..grad_op((100, d_model), Store::Add, math)
+            };
+            let launch = grad(&op, &grad_call(&op, start), &H200).launches.remove(0);
+            (launch.entry, launch.grid[0], launch.shared_bytes)
+        };
+        let streamed = ("rms_norm_grad_bf16_rows_1024", 13, 4 * 10 * 1024);
+        assert_eq!(entry(1024, 0, Math::Bf16), streamed);
+        let streamed = ("rms_norm_grad_f32_rows_768", 13, 4 * 12 * 768);
+        assert_eq!(entry(768, 16, Math::F32), streamed);
+        assert_eq!(entry(768, 4, Math::F32), ("rms_norm_grad_f32_rows", 25, 0));
+        assert_eq!(
+            entry(1028, 0, Math::F16),
+            ("rms_norm_grad_f16_rows_quads", 25, 0)
+        );
+    }
+
+    /// A call whose operands start at `start`.
+    fn grad_call(op: &RmsNormGrad, start: usize) -> PlacedCall {
         let region = Region {
             offset: start,
             bytes: 64,
         };
-        let call = PlacedCall {
+        PlacedCall {
             reads: vec![region; 4],
-            writes: vec![region; 2],
+            writes: vec![region; 1 + usize::from(op.weight_grad)],
             call: OpCall {
                 op: op.clone().into(),
                 reads: Vec::new(),
                 writes: Vec::new(),
             },
-        };
-        grad(&op, &call, &H200).launches[0].entry
+        }
+    }
+
+    /// The kernel of both gradients of a call over `tokens` rows, operands from `start` on.
+    fn grad_entry(size: (usize, usize), start: usize, math: Math) -> &'static str {
+        let op = grad_op(size, Store::Assign, math);
+        grad(&op, &grad_call(&op, start), &H200).launches[0].entry
     }
 
     #[test]
@@ -400,7 +458,11 @@ mod tests {
         );
         assert_eq!(entry(768, 0, false, Math::Tf32), "rms_norm_f32_quads_1024");
         assert_eq!(entry(768, 4, false, Math::F32), "rms_norm_f32");
-        assert_eq!(entry(2048, 0, false, Math::Bf16), "rms_norm_bf16_quads");
+        assert_eq!(
+            entry(2048, 0, false, Math::Bf16),
+            "rms_norm_bf16_quads_2048"
+        );
+        assert_eq!(entry(2052, 0, false, Math::Bf16), "rms_norm_bf16_quads");
         assert_eq!(entry(6, 0, true, Math::F16), "rms_norm_f16_residual");
     }
 }
