@@ -3,6 +3,7 @@
 // A block of 32 x 8 threads serves 32 columns (or as many times what 16 bytes hold) and a run of 8 * `steps` rows.
 #pragma once
 #include "contract.cuh"
+#include "narrow_sigmoid.cuh"
 #include "storage.cuh"
 
 namespace swiglu {
@@ -36,19 +37,36 @@ __device__ __forceinline__ float sigmoid_near(float x) {
     return down ? contract::from_bits(contract::to_bits(q) + n) : q;
 }
 
+/// The sigmoid of a gate stored as H.
+template <typename H>
+__device__ __forceinline__ float sigmoid(float x) {
+    return contract::narrow_sigmoid(x);
+}
+template <>
+__device__ __forceinline__ float sigmoid<storage::f32>(float x) {
+    return contract::sigmoid(x);
+}
+
 /// The sigmoids of all elements.
 template <typename H>
 __device__ __forceinline__ Vector<H> sigmoids(const Vector<H>& x) {
+    Vector<H> s;
+#pragma unroll
+    for (int i = 0; i < Vector<H>::N; ++i) s.v[i] = contract::narrow_sigmoid(x.v[i]);
+    return s;
+}
+template <>
+__device__ __forceinline__ Vector<storage::f32> sigmoids(const Vector<storage::f32>& x) {
     bool near = true;
 #pragma unroll
-    for (int i = 0; i < Vector<H>::N; ++i) near &= fabsf(x.v[i]) <= NEAR;
-    Vector<H> s;
+    for (int i = 0; i < 4; ++i) near &= fabsf(x.v[i]) <= NEAR;
+    Vector<storage::f32> s;
     if (near) {
 #pragma unroll
-        for (int i = 0; i < Vector<H>::N; ++i) s.v[i] = sigmoid_near(x.v[i]);
+        for (int i = 0; i < 4; ++i) s.v[i] = sigmoid_near(x.v[i]);
     } else {
 #pragma unroll
-        for (int i = 0; i < Vector<H>::N; ++i) s.v[i] = contract::sigmoid(x.v[i]);
+        for (int i = 0; i < 4; ++i) s.v[i] = contract::sigmoid(x.v[i]);
     }
     return s;
 }
@@ -70,7 +88,7 @@ __device__ __forceinline__ void forward_rows(const H* gate_up, H* a, unsigned ro
     for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
         const H* gate = gate_up + (size_t)row * 2 * d + j;
         const float g = storage::widen(gate[0]), u = storage::widen(gate[d]);
-        a[(size_t)row * d + j] = storage::narrowed<H>(gated(g, contract::sigmoid(g), u));
+        a[(size_t)row * d + j] = storage::narrowed<H>(gated(g, sigmoid<H>(g), u));
     }
 }
 
@@ -106,7 +124,7 @@ __device__ __forceinline__ void backward_rows(const H* da, H* gate_up, unsigned 
     for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
         H* gate = gate_up + (size_t)row * 2 * d + j;
         float g = storage::widen(gate[0]), u = storage::widen(gate[d]);
-        backward(storage::widen(da[(size_t)row * d + j]), contract::sigmoid(g), g, u);
+        backward(storage::widen(da[(size_t)row * d + j]), sigmoid<H>(g), g, u);
         gate[0] = storage::narrowed<H>(g);
         gate[d] = storage::narrowed<H>(u);
     }

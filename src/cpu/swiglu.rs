@@ -7,16 +7,31 @@ use super::context::CpuContext;
 use super::rows::{expect_len, rows_per_task};
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
-use crate::num::sigmoid;
+use crate::num::{narrow_sigmoid, sigmoid};
 use crate::op::swiglu::{SwiGlu, SwiGluGrad};
+use crate::shape::{DType, Math};
 
-struct Forward<'a> {
+/// The sigmoid of the gates, by what they are stored as.
+#[inline(always)]
+fn gate_sigmoid<const NARROW: bool>(g: f32) -> f32 {
+    if NARROW {
+        narrow_sigmoid(g)
+    } else {
+        sigmoid(g)
+    }
+}
+
+fn is_narrow(math: Math) -> bool {
+    math.storage() != DType::F32
+}
+
+struct Forward<'a, const NARROW: bool> {
     gate_up: &'a [f32],
     a: &'a mut [f32],
     d_ff: usize,
 }
 
-impl Task for Forward<'_> {
+impl<const NARROW: bool> Task for Forward<'_, NARROW> {
     type Out = ();
 
     #[inline(always)]
@@ -25,25 +40,25 @@ impl Task for Forward<'_> {
         let rows = self.a.chunks_exact_mut(n);
         for (a, gate_up) in rows.zip(self.gate_up.chunks_exact(2 * n)) {
             let (gate, up) = gate_up.split_at(n);
-            forward_row(a, gate, up);
+            forward_row::<NARROW>(a, gate, up);
         }
     }
 }
 
 #[inline(always)]
-fn forward_row(a: &mut [f32], gate: &[f32], up: &[f32]) {
+fn forward_row<const NARROW: bool>(a: &mut [f32], gate: &[f32], up: &[f32]) {
     for ((a, &g), &u) in a.iter_mut().zip(gate).zip(up) {
-        *a = (g * sigmoid(g)) * u;
+        *a = (g * gate_sigmoid::<NARROW>(g)) * u;
     }
 }
 
-struct Backward<'a> {
+struct Backward<'a, const NARROW: bool> {
     da: &'a [f32],
     gate_up: &'a mut [f32],
     d_ff: usize,
 }
 
-impl Task for Backward<'_> {
+impl<const NARROW: bool> Task for Backward<'_, NARROW> {
     type Out = ();
 
     #[inline(always)]
@@ -52,7 +67,7 @@ impl Task for Backward<'_> {
         let rows = self.gate_up.chunks_exact_mut(2 * n);
         for (gate_up, da) in rows.zip(self.da.chunks_exact(n)) {
             let (gate, up) = gate_up.split_at_mut(n);
-            backward_row(gate, up, da);
+            backward_row::<NARROW>(gate, up, da);
         }
     }
 }
@@ -61,12 +76,12 @@ impl Task for Backward<'_> {
 const BLOCK: usize = 64;
 
 #[inline(always)]
-fn backward_row(gate: &mut [f32], up: &mut [f32], da: &[f32]) {
+fn backward_row<const NARROW: bool>(gate: &mut [f32], up: &mut [f32], da: &[f32]) {
     let mut sigmoids = [0.0; BLOCK];
     let rows = gate.chunks_mut(BLOCK).zip(up.chunks_mut(BLOCK));
     for ((gate, up), da) in rows.zip(da.chunks(BLOCK)) {
         for (s, &g) in sigmoids.iter_mut().zip(gate.iter()) {
-            *s = sigmoid(g);
+            *s = gate_sigmoid::<NARROW>(g);
         }
         backward_block(gate, up, da, &sigmoids);
     }
@@ -98,13 +113,25 @@ pub fn forward(
     if d_ff == 0 {
         return Ok(());
     }
+    match is_narrow(op.math) {
+        true => forward_rows::<true>(context, gate_up, a, d_ff),
+        false => forward_rows::<false>(context, gate_up, a, d_ff),
+    }
+    Ok(())
+}
+
+fn forward_rows<const NARROW: bool>(
+    context: &CpuContext,
+    gate_up: &[f32],
+    a: &mut [f32],
+    d_ff: usize,
+) {
     let (path, rows) = (context.path(), rows_per_task(2 * d_ff));
     context.run(|| {
         let tasks = a.par_chunks_mut(rows * d_ff);
         let tasks = tasks.zip(gate_up.par_chunks(rows * 2 * d_ff));
-        tasks.for_each(|(a, gate_up)| dispatch(path, Forward { gate_up, a, d_ff }));
+        tasks.for_each(|(a, gate_up)| dispatch(path, Forward::<NARROW> { gate_up, a, d_ff }));
     });
-    Ok(())
 }
 
 /// The gradients of `g` and `u`, written over them.
@@ -124,11 +151,23 @@ pub fn grad(
     if d_ff == 0 {
         return Ok(());
     }
+    match is_narrow(op.math) {
+        true => grad_rows::<true>(context, da, gate_up, d_ff),
+        false => grad_rows::<false>(context, da, gate_up, d_ff),
+    }
+    Ok(())
+}
+
+fn grad_rows<const NARROW: bool>(
+    context: &CpuContext,
+    da: &[f32],
+    gate_up: &mut [f32],
+    d_ff: usize,
+) {
     let (path, rows) = (context.path(), rows_per_task(2 * d_ff));
     context.run(|| {
         let tasks = gate_up.par_chunks_mut(rows * 2 * d_ff);
         let tasks = tasks.zip(da.par_chunks(rows * d_ff));
-        tasks.for_each(|(gate_up, da)| dispatch(path, Backward { da, gate_up, d_ff }));
+        tasks.for_each(|(gate_up, da)| dispatch(path, Backward::<NARROW> { da, gate_up, d_ff }));
     });
-    Ok(())
 }

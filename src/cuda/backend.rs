@@ -28,7 +28,7 @@ use crate::op::Op;
 /// A CUDA device as a backend.
 pub struct CudaBackend {
     pub(super) device: Arc<Device>,
-    modules: Arc<Modules>,
+    pub(super) modules: Arc<Modules>,
     pub(super) products: Products,
 }
 

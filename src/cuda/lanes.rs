@@ -49,79 +49,46 @@ pub fn lane_of(op: &Op) -> Lane {
     }
 }
 
-/// The units of a program, each lane's in its order, `groups` being the groups that begin at each call.
-///
-/// A gradient of weights stands beside the gradient of the same layer's input: two products, which would only share what one of them
-/// could use alone. So it starts behind its neighbour of the main lane, where their order does not matter, and beside what follows, which
-/// more often waits for memory.
+/// The units of a program in its order, `groups` being the groups that begin at each call.
 pub fn units(calls: &[PlacedCall], groups: &[Option<Group>]) -> Vec<Unit> {
-    let mut made = Units {
-        calls,
-        units: Vec::new(),
-    };
-    let mut held: Vec<usize> = Vec::new();
+    let mut units: Vec<Unit> = Vec::new();
     let mut first = 0;
     while let Some(call) = calls.get(first) {
         let group = groups.get(first).and_then(Option::as_ref);
+        let lane = group.map_or_else(|| lane_of(&call.call.op), |_| Lane::Main);
         let count = group.map_or(1, |group| group.calls);
-        if group.is_none() && lane_of(&call.call.op) == Lane::Side {
-            held.push(first);
-        } else {
-            let run = &calls[first..][..count];
-            let waits = |&side: &usize| ordered(&calls[side..][..1], run);
-            let behind = !held.iter().any(waits);
-            let sides = std::mem::take(&mut held);
-            let (before, after) = if behind {
-                (vec![], sides)
-            } else {
-                (sides, vec![])
-            };
-            before
-                .into_iter()
-                .for_each(|side| made.push((side, 1), Lane::Side, None));
-            made.push((first, count), Lane::Main, None);
-            let main = made.units.len() - 1;
-            after
-                .into_iter()
-                .for_each(|side| made.push((side, 1), Lane::Side, Some(main)));
-        }
-        first += count;
-    }
-    held.into_iter()
-        .for_each(|side| made.push((side, 1), Lane::Side, None));
-    made.units
-}
-
-struct Units<'c> {
-    calls: &'c [PlacedCall],
-    units: Vec<Unit>,
-}
-
-impl Units<'_> {
-    /// Adds a unit that starts behind `main`, where there is one, and behind the last unit of its own lane and the last one of the
-    /// other lane whose order with it matters, unless its own lane has waited for that one or a later one.
-    fn push(&mut self, (first, calls): (usize, usize), lane: Lane, main: Option<usize>) {
-        let own = &self.calls[first..][..calls];
-        let units = &self.units;
-        let before = units.iter().rposition(|unit| unit.lane == lane);
-        let waits = units.iter().filter(|unit| unit.lane == lane);
-        let waits = waits.flat_map(|unit| &unit.after);
-        let known = waits.filter(|&&at| units[at].lane != lane).max();
-        let unknown = known.map_or(0, |at| at + 1)..units.len();
-        let other = main.or_else(|| {
-            unknown.rev().find(|&at| {
-                let unit = &units[at];
-                unit.lane != lane && ordered(&self.calls[unit.first..][..unit.calls], own)
-            })
-        });
-        let after = before.into_iter().chain(other).collect();
-        self.units.push(Unit {
+        let after = waits(calls, &units, (first, count), lane);
+        units.push(Unit {
             first,
-            calls,
+            calls: count,
             lane,
             after,
         });
+        first += count;
     }
+    units
+}
+
+/// What the unit of these calls waits for: the last unit of its own lane, and the last one of the other lane whose order
+/// with it matters, unless its own lane has waited for that one or a later one.
+fn waits(
+    calls: &[PlacedCall],
+    units: &[Unit],
+    (first, count): (usize, usize),
+    lane: Lane,
+) -> Vec<usize> {
+    let own = &calls[first..][..count];
+    let before = units.iter().rposition(|unit| unit.lane == lane);
+    let known = units.iter().filter(|unit| unit.lane == lane);
+    let known = known.flat_map(|unit| &unit.after);
+    let known = known.filter(|&&at| units[at].lane != lane).max();
+    let behind = known.map_or(0, |at| at + 1);
+    let other = (behind..units.len()).rev().find(|&at| {
+        let unit = &units[at];
+        let theirs = &calls[unit.first..][..unit.calls];
+        unit.lane != lane && ordered(theirs, own)
+    });
+    before.into_iter().chain(other).collect()
 }
 
 /// Whether the order of two runs of calls matters: one writes what the other touches.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use bitstep::num::tree::TokenSum;
-use bitstep::num::{exp, log, sigmoid};
+use bitstep::num::{exp, log, narrow_sigmoid, sigmoid};
 use bitstep::op::adamw::AdamW;
 use bitstep::op::bias::BiasGrad;
 use bitstep::op::clip::GradSquares;
@@ -14,7 +14,9 @@ use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
 use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad};
 use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
 use bitstep::op::{Op, Store};
+use bitstep::shape::{DType, Math};
 
+use super::narrow_loss::{self, Scored};
 use super::reference_mamba;
 use super::runner::{Case, Values};
 
@@ -317,8 +319,16 @@ fn qk_norm_rope_grad(op: &QkNormRopeGrad, reads: &[&[f32]], dqkv: &[f32]) -> Vec
     }
 }
 
+/// The sigmoid of SwiGLU in the storage of `math`.
+fn gate_sigmoid(math: Math) -> fn(f32) -> f32 {
+    match math.storage() {
+        DType::F32 => sigmoid,
+        _ => narrow_sigmoid,
+    }
+}
+
 fn swiglu(op: &SwiGlu, gate_up: &[f32]) -> Vec<Vec<f32>> {
-    let mut a = Vec::new();
+    let (mut a, sigmoid) = (Vec::new(), gate_sigmoid(op.math));
     for row in gate_up.chunks(2 * op.d_ff) {
         let element = |j: usize| (row[j] * sigmoid(row[j])) * row[op.d_ff + j];
         a.extend((0..op.d_ff).map(element));
@@ -327,7 +337,7 @@ fn swiglu(op: &SwiGlu, gate_up: &[f32]) -> Vec<Vec<f32>> {
 }
 
 fn swiglu_grad(op: &SwiGluGrad, da: &[f32], gate_up: &[f32]) -> Vec<Vec<f32>> {
-    let mut out = gate_up.to_vec();
+    let (mut out, sigmoid) = (gate_up.to_vec(), gate_sigmoid(op.math));
     for (row, gate_up) in out.chunks_mut(2 * op.d_ff).enumerate() {
         for j in 0..op.d_ff {
             let (g, u) = (gate_up[j], gate_up[op.d_ff + j]);
@@ -361,9 +371,25 @@ fn cross_entropy(op: &CrossEntropy, case: &Case) -> Vec<Values> {
         }
         let target = targets[row] as usize;
         let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        hits.push(u32::from(x[target] == max));
+        if op.math.storage() != DType::F32 {
+            let (math, weight) = (op.math, weights[row]);
+            let (loss, gradient) = narrow_loss::row(
+                x,
+                Scored {
+                    math,
+                    target,
+                    weight,
+                    inv_normaliser,
+                    scale: scale.unwrap_or(1.0),
+                },
+            );
+            losses.push(loss);
+            x.copy_from_slice(&gradient);
+            continue;
+        }
         let lse = max + log(lanes(v, |i, acc| acc + exp(x[i] - max)));
         losses.push((lse - x[target]) * weights[row]);
-        hits.push(u32::from(x[target] == max));
         for (i, x) in x.iter_mut().enumerate() {
             let p = exp(*x - lse);
             let p = if i == target { p - 1.0 } else { p };
