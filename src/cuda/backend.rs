@@ -12,6 +12,7 @@ use super::graph_edges::{Issued, nodes_so_far};
 use super::identity::Identity;
 use super::issue::{fold, launches, resolve};
 use super::lanes::{LANES, Lane, Unit, lane_of, units};
+use super::late::{self, Late};
 use super::launch::launch;
 use super::module::Modules;
 use super::precision::has_kernels;
@@ -83,6 +84,8 @@ impl CudaBackend {
         let beside = calls.iter().filter(|c| lane_of(&c.call.op) == Lane::Side);
         let [counters, partials, library] = main;
         let digests = digest::workspace_bytes(layout.regions());
+        let waiting = late::room_bytes(calls);
+        let partials = late::shared_bytes(partials) + waiting;
         let main = [counters, partials.max(digests), library];
         [main, self.workspace(beside, std::iter::empty())]
     }
@@ -176,24 +179,47 @@ impl CudaBackend {
         together::groups(calls, &self.device.shape())
     }
 
-    /// Issues calls one after another, groups of them together; says what was issued, and what of it waits for what.
+    /// Issues calls in the units of their lanes, and the folds that a graph puts off; says what was issued, and what of it waits
+    /// for what.
     fn issue_all(&self, arena: &CudaArena, calls: &[PlacedCall]) -> Result<Issued, DeviceError> {
         let groups = self.groups(calls);
-        let units = units(calls, &groups);
+        let [_, shared, _] = self.workspace(calls.iter(), groups.iter().flatten().cloned());
+        let room = late::room_behind(arena.partials(Lane::Main), shared);
+        let mut late = Late::of(calls, &self.device.shape(), room);
         let mut issued = Issued::default();
-        let mut ends: Vec<Vec<usize>> = Vec::new();
-        for Unit {
-            first, lane, after, ..
-        } in units
-        {
-            let kernels = match &groups[first] {
-                Some(group) => self.run(arena, group.launches.clone(), lane)?,
-                None => self.issue(arena, &calls[first], lane)?,
-            };
-            let after = after.iter().flat_map(|&unit| ends[unit].clone()).collect();
+        let mut add = |kernels, lane, after| {
             let nodes = nodes_so_far(&self.device)?;
-            ends.push(issued.extend((kernels, nodes), lane, after));
+            Ok::<_, DeviceError>(issued.extend((kernels, nodes), lane, after))
+        };
+        let mut ends: Vec<Vec<usize>> = Vec::new();
+        // What of the main lane was issued last, and the unit that it belongs to.
+        let (mut main, mut main_unit) = (Vec::new(), None);
+        for unit in units(calls, &groups) {
+            let Unit { first, lane, .. } = unit;
+            let folds = late.due(first + unit.calls);
+            let folded = !folds.launches.is_empty();
+            if folded {
+                main = add(self.run(arena, folds, Lane::Main)?, Lane::Main, main)?;
+                // Whatever waits for the unit before the folds waits for them too, and so does this one.
+                if let Some(before) = main_unit {
+                    ends[before] = main.clone();
+                }
+            }
+            let kernels = match (&groups[first], late.instead(first)) {
+                (Some(group), _) => self.run(arena, group.launches.clone(), lane)?,
+                (None, Some(pieces)) => self.run(arena, pieces.clone().into(), lane)?,
+                (None, None) => self.issue(arena, &calls[first], lane)?,
+            };
+            let after = unit.after.iter().flat_map(|&unit| ends[unit].clone());
+            let after = after.chain(main.iter().copied().filter(|_| folded));
+            let end = add(kernels, lane, after.collect())?;
+            if lane == Lane::Main {
+                (main, main_unit) = (end.clone(), Some(ends.len()));
+            }
+            ends.push(end);
         }
+        let folds = late.due(calls.len() + 1);
+        add(self.run(arena, folds, Lane::Main)?, Lane::Main, main)?;
         Ok(issued)
     }
 
@@ -374,6 +400,9 @@ impl Backend for CudaBackend {
                 let kernel = match &serving {
                     Some((first, group)) => group.describe(*first),
                     None => match lane_of(&placed.call.op) {
+                        Lane::Main if late::is_late(placed) => {
+                            format!("{}, in a graph with those of others", describe(placed))
+                        }
                         Lane::Main => describe(placed),
                         Lane::Side => format!("{}, in a graph beside others", describe(placed)),
                     },

@@ -27,6 +27,7 @@ mod graph_tests;
 pub mod identity;
 pub mod issue;
 pub mod lanes;
+pub mod late;
 mod launch;
 pub mod lora;
 pub mod matmul;
