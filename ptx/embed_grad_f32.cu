@@ -2,7 +2,8 @@
 // grain, the balanced tree over grains.
 //
 // A block serves every 2^shift-th id and one chunk of columns, so that neighbouring ids, which are often used
-// alike, are in different blocks. Its warps scan all positions once, each a segment, and list those of the
+// alike, are in different blocks; all chunks of the smallest ids, which often have the most positions, are among the
+// blocks that start first. Its warps scan all positions once, each a segment, and list those of the
 // block's ids in ascending order; then each warp sums the rows that it owns, or clears them where the sum is
 // assigned. A segment whose list overflows is scanned again for each row. Rows with many positions wait to the
 // end: several warps then share one, each with columns of its own and more positions under way.
@@ -152,7 +153,7 @@ __device__ __forceinline__ void list_segment(const Params& p, Found& found, unsi
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
-            const bool hit = id[i] < p.vocab && (id[i] & mask) == blockIdx.x;
+            const bool hit = id[i] < p.vocab && (id[i] & mask) == blockIdx.y;
             const unsigned all = __ballot_sync(WHOLE_WARP, hit);
             if (all == 0) continue;
             const unsigned slot = n + __popc(all & before), r = id[i] >> p.shift;
@@ -171,7 +172,7 @@ __device__ __forceinline__ Columns<QUADS> sum_of(const Params& p, Found& found, 
     constexpr unsigned TAKE = BATCH < 32 ? 32 : BATCH;
     static_assert(TAKE + 32 <= QUEUE, "a scan adds up to 32 positions to fewer than TAKE");
     const unsigned lane = threadIdx.x & 31u, before = (1u << lane) - 1, segment = segment_of(p.tokens);
-    const unsigned wanted = found.hits[r], id = (r << p.shift) + blockIdx.x;
+    const unsigned wanted = found.hits[r], id = (r << p.shift) + blockIdx.y;
     unsigned* queue = found.queues[threadIdx.x / 32];
     // Behind the lists: the levels of the trees over grains.
     Columns<QUADS>* levels = reinterpret_cast<Columns<QUADS>*>(lists + WARPS * p.capacity) + threadIdx.x;
@@ -218,7 +219,7 @@ __device__ __forceinline__ Columns<QUADS> sum_of(const Params& p, Found& found, 
 template <bool QUADS>
 __device__ __forceinline__ void leave(const Params& p, unsigned r, unsigned column, Columns<QUADS> sum) {
     if (column >= p.d) return;
-    float* out = p.dtable + (size_t)((r << p.shift) + blockIdx.x) * p.d + column;
+    float* out = p.dtable + (size_t)((r << p.shift) + blockIdx.y) * p.d + column;
     if (p.add != 0) {
         Columns<QUADS> old;
         old.load(out);
@@ -233,14 +234,14 @@ __device__ __forceinline__ void embed_grad(const Params& p) {
     __shared__ Found found;
     constexpr unsigned N = Columns<QUADS>::N;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x & 31u;
-    const unsigned rows = (p.vocab - blockIdx.x + (1u << p.shift) - 1) >> p.shift;
+    const unsigned rows = (p.vocab - blockIdx.y + (1u << p.shift) - 1) >> p.shift;
     for (unsigned r = threadIdx.x; r < rows; r += 32 * WARPS) found.hits[r] = 0;
     if (threadIdx.x == 0) found.many_count = 0;
     __syncthreads();
     list_segment(p, found, lists + warp * p.capacity);
     __syncthreads();
 
-    const unsigned column = (blockIdx.y * 32 + lane) * N;
+    const unsigned column = (blockIdx.x * 32 + lane) * N;
     for (unsigned r = warp; r < rows; r += WARPS) {
         const unsigned wanted = found.hits[r];
         if (wanted == 0 && p.add != 0) continue;
@@ -256,7 +257,7 @@ __device__ __forceinline__ void embed_grad(const Params& p) {
     if (!QUADS) return;
     __syncthreads();
     for (unsigned part = warp; part < N * found.many_count; part += WARPS) {
-        const unsigned r = found.many[part / N], single = (blockIdx.y * N + part % N) * 32 + lane;
+        const unsigned r = found.many[part / N], single = (blockIdx.x * N + part % N) * 32 + lane;
         leave<false>(p, r, single, sum_of<false, GRAINS, GRAINS ? 16 : 64>(p, found, lists, r, single));
     }
 }

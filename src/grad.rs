@@ -13,7 +13,7 @@ use crate::op::copy::FillNeutral;
 use crate::op::{Op, OpCall, Slot, Store};
 use crate::plan::TokenCut;
 use crate::program::ProgramBuilder;
-use crate::shape::{DType, Role, Shape, TensorSpec};
+use crate::shape::{DType, Math, Role, Shape, TensorSpec};
 
 /// What the backward of each op sees: where gradients are, and where to put new ones.
 pub struct GradBuilder<'a> {
@@ -375,9 +375,9 @@ impl<'a> GradBuilder<'a> {
         self.cut.sum(rows, piece)
     }
 
-    /// How the sum over `rows` tokens of a weight gradient with `outputs` elements is cut.
-    pub fn weight_sum(&self, rows: usize, outputs: usize) -> TokenSum {
-        let default = weight_piece(self.cut.grain, outputs);
+    /// How the sum over `rows` tokens of a weight gradient in `math` with `outputs` elements is cut.
+    pub fn weight_sum(&self, math: Math, rows: usize, outputs: usize) -> TokenSum {
+        let default = weight_piece(math, self.cut.grain, outputs);
         self.cut.sum(rows, Some(self.cut.piece.unwrap_or(default)))
     }
 

@@ -107,7 +107,7 @@ impl OpRule for LoraDown {
             let op = MatmulGradWeight {
                 n_in: self.n_in,
                 n_out: self.ranks,
-                sum: grads.weight_sum(self.rows, self.n_in * self.ranks),
+                sum: grads.weight_sum(self.math, self.rows, self.n_in * self.ranks),
                 store,
                 math: self.math,
             };
@@ -224,7 +224,7 @@ impl OpRule for LoraUp {
             let outputs = self.adapters.up_rows() * self.adapters.rank;
             let op = LoraUpGradWeight {
                 adapters: self.adapters.clone(),
-                sum: grads.weight_sum(self.rows, outputs),
+                sum: grads.weight_sum(self.math, self.rows, outputs),
                 math: self.math,
             };
             grads.emit(op, vec![dy, s], vec![db]);

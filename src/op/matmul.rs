@@ -71,7 +71,7 @@ impl OpRule for Matmul {
             let op = MatmulGradWeight {
                 n_in: self.n_in,
                 n_out: self.n_out,
-                sum: grads.weight_sum(self.rows, self.n_in * self.n_out),
+                sum: grads.weight_sum(self.math, self.rows, self.n_in * self.n_out),
                 store,
                 math: self.math,
             };

@@ -16,6 +16,7 @@ use bitstep::op::swiglu::{Output, SwiGluGrad};
 use bitstep::op::{Op, Store};
 use bitstep::shape::{DType, Math};
 
+use super::narrow_loss::{self, Scored};
 use super::reference_mamba;
 use super::runner::{Case, Values};
 
@@ -379,9 +380,25 @@ fn cross_entropy(op: &CrossEntropy, case: &Case) -> Vec<Values> {
         }
         let target = targets[row] as usize;
         let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        hits.push(u32::from(x[target] == max));
+        if op.math.storage() != DType::F32 {
+            let (math, weight) = (op.math, weights[row]);
+            let (loss, gradient) = narrow_loss::row(
+                x,
+                Scored {
+                    math,
+                    target,
+                    weight,
+                    inv_normaliser,
+                    scale: scale.unwrap_or(1.0),
+                },
+            );
+            losses.push(loss);
+            x.copy_from_slice(&gradient);
+            continue;
+        }
         let lse = max + log(lanes(v, |i, acc| acc + exp(x[i] - max)));
         losses.push((lse - x[target]) * weights[row]);
-        hits.push(u32::from(x[target] == max));
         for (i, x) in x.iter_mut().enumerate() {
             let p = exp(*x - lse);
             let p = if i == target { p - 1.0 } else { p };
