@@ -8,7 +8,7 @@ use super::rows::{expect_len, rows_per_task};
 use super::simd::{Task, dispatch};
 use crate::error::DeviceError;
 use crate::num::{narrow_sigmoid, sigmoid};
-use crate::op::swiglu::{SwiGlu, SwiGluGrad};
+use crate::op::swiglu::{Output, SwiGlu, SwiGluGrad};
 use crate::shape::{DType, Math};
 
 /// The sigmoid of the gates, by what they are stored as.
@@ -52,8 +52,14 @@ fn forward_row<const NARROW: bool>(a: &mut [f32], gate: &[f32], up: &[f32]) {
     }
 }
 
+/// The gradient of the output, which is only read, or overwritten with the output.
+enum OutputGrad<'a> {
+    Read(&'a [f32]),
+    Restored(&'a mut [f32]),
+}
+
 struct Backward<'a, const NARROW: bool> {
-    da: &'a [f32],
+    da: OutputGrad<'a>,
     gate_up: &'a mut [f32],
     d_ff: usize,
 }
@@ -65,9 +71,19 @@ impl<const NARROW: bool> Task for Backward<'_, NARROW> {
     fn run(self) {
         let n = self.d_ff;
         let rows = self.gate_up.chunks_exact_mut(2 * n);
-        for (gate_up, da) in rows.zip(self.da.chunks_exact(n)) {
-            let (gate, up) = gate_up.split_at_mut(n);
-            backward_row::<NARROW>(gate, up, da);
+        match self.da {
+            OutputGrad::Read(da) => {
+                for (gate_up, da) in rows.zip(da.chunks_exact(n)) {
+                    let (gate, up) = gate_up.split_at_mut(n);
+                    backward_row::<NARROW>(gate, up, da);
+                }
+            }
+            OutputGrad::Restored(da) => {
+                for (gate_up, da) in rows.zip(da.chunks_exact_mut(n)) {
+                    let (gate, up) = gate_up.split_at_mut(n);
+                    restoring_row::<NARROW>(gate, up, da);
+                }
+            }
         }
     }
 }
@@ -76,14 +92,35 @@ impl<const NARROW: bool> Task for Backward<'_, NARROW> {
 const BLOCK: usize = 64;
 
 #[inline(always)]
-fn backward_row<const NARROW: bool>(gate: &mut [f32], up: &mut [f32], da: &[f32]) {
+fn sigmoids<const NARROW: bool>(gate: &[f32]) -> [f32; BLOCK] {
     let mut sigmoids = [0.0; BLOCK];
+    for (s, &g) in sigmoids.iter_mut().zip(gate) {
+        *s = gate_sigmoid::<NARROW>(g);
+    }
+    sigmoids
+}
+
+#[inline(always)]
+fn backward_row<const NARROW: bool>(gate: &mut [f32], up: &mut [f32], da: &[f32]) {
     let rows = gate.chunks_mut(BLOCK).zip(up.chunks_mut(BLOCK));
     for ((gate, up), da) in rows.zip(da.chunks(BLOCK)) {
-        for (s, &g) in sigmoids.iter_mut().zip(gate.iter()) {
-            *s = gate_sigmoid::<NARROW>(g);
+        let sigmoids = sigmoids::<NARROW>(gate);
+        backward_block(gate, up, da, &sigmoids);
+    }
+}
+
+/// As [`backward_row`], with the output over its gradient.
+#[inline(always)]
+fn restoring_row<const NARROW: bool>(gate: &mut [f32], up: &mut [f32], da: &mut [f32]) {
+    let rows = gate.chunks_mut(BLOCK).zip(up.chunks_mut(BLOCK));
+    for ((gate, up), da) in rows.zip(da.chunks_mut(BLOCK)) {
+        let sigmoids = sigmoids::<NARROW>(gate);
+        let mut output = [0.0; BLOCK];
+        for (((a, &g), &u), &s) in output.iter_mut().zip(&*gate).zip(&*up).zip(&sigmoids) {
+            *a = (g * s) * u;
         }
         backward_block(gate, up, da, &sigmoids);
+        da.copy_from_slice(&output[..da.len()]);
     }
 }
 
@@ -134,7 +171,7 @@ fn forward_rows<const NARROW: bool>(
     });
 }
 
-/// The gradients of `g` and `u`, written over them.
+/// The gradients of `g` and `u`, written over them, and the output over its gradient where it is restored.
 ///
 /// # Errors
 /// Operands that are missing or of the wrong size.
@@ -143,10 +180,16 @@ pub fn grad(
     op: &SwiGluGrad,
     operands: &mut Operands,
 ) -> Result<(), DeviceError> {
-    let da: &[f32] = operands.read(0)?;
-    let gate_up: &mut [f32] = operands.write(0)?;
+    let (da, gate_up): (_, &mut [f32]) = match op.output {
+        Output::Left => (OutputGrad::Read(operands.read(0)?), operands.write(0)?),
+        Output::Restored => (OutputGrad::Restored(operands.write(0)?), operands.write(1)?),
+    };
     let d_ff = op.d_ff;
-    expect_len("da", op.rows * d_ff, da.len())?;
+    let found = match &da {
+        OutputGrad::Read(da) => da.len(),
+        OutputGrad::Restored(da) => da.len(),
+    };
+    expect_len("da", op.rows * d_ff, found)?;
     expect_len("gate_up", op.rows * 2 * d_ff, gate_up.len())?;
     if d_ff == 0 {
         return Ok(());
@@ -160,14 +203,21 @@ pub fn grad(
 
 fn grad_rows<const NARROW: bool>(
     context: &CpuContext,
-    da: &[f32],
+    da: OutputGrad,
     gate_up: &mut [f32],
     d_ff: usize,
 ) {
     let (path, rows) = (context.path(), rows_per_task(2 * d_ff));
+    let run = |da, gate_up| dispatch(path, Backward::<NARROW> { da, gate_up, d_ff });
     context.run(|| {
         let tasks = gate_up.par_chunks_mut(rows * 2 * d_ff);
-        let tasks = tasks.zip(da.par_chunks(rows * d_ff));
-        tasks.for_each(|(gate_up, da)| dispatch(path, Backward::<NARROW> { da, gate_up, d_ff }));
+        match da {
+            OutputGrad::Read(da) => tasks
+                .zip(da.par_chunks(rows * d_ff))
+                .for_each(|(gate_up, da)| run(OutputGrad::Read(da), gate_up)),
+            OutputGrad::Restored(da) => tasks
+                .zip(da.par_chunks_mut(rows * d_ff))
+                .for_each(|(gate_up, da)| run(OutputGrad::Restored(da), gate_up)),
+        }
     });
 }

@@ -111,7 +111,7 @@ impl OpRule for LoraDown {
                 store,
                 math: self.math,
             };
-            grads.emit(op, vec![ds, x], vec![da]);
+            grads.emit_reading(op, (ds, x), da);
         }
         if grads.needs_gradient(x) {
             let (dx, store) = grads.activation_target(x);

@@ -75,7 +75,7 @@ impl OpRule for Matmul {
                 store,
                 math: self.math,
             };
-            grads.emit(op, vec![dy, x], vec![dweight]);
+            grads.emit_reading(op, (dy, x), dweight);
         }
         if grads.needs_gradient(x) {
             let dx = grads.assigned_activation_target(x, self.stem())?;

@@ -36,13 +36,12 @@ mod tests {
     use super::narrow_sigmoid;
     use crate::num::element::{Bf16, Element, F16};
 
+    /// A function of the contract, and the exact one.
+    type Pair = (fn(f32) -> f32, fn(f64) -> f64);
+
     /// The largest distance of a stored result from the exact one, in units of the last place of what is stored,
     /// over all arguments that can be stored.
-    fn worst<E: Element>(
-        of_bits: fn(u16) -> E,
-        unit: fn(f64) -> f64,
-        (ours, exact): (fn(f32) -> f32, fn(f64) -> f64),
-    ) -> f64 {
+    fn worst<E: Element>(of_bits: fn(u16) -> E, unit: fn(f64) -> f64, (ours, exact): Pair) -> f64 {
         let arguments = (0..=u16::MAX).map(|bits| of_bits(bits).to_f32());
         let errors = arguments.filter(|x| x.abs() < 80.0).map(|x| {
             let (stored, exact) = (E::from_f32(ours(x)).to_f32(), exact(f64::from(x)));
@@ -91,7 +90,7 @@ mod tests {
     /// Rounding alone costs half a unit; what the sigmoid adds is 2^-10 of one in bf16 and 2^-6 in f16.
     #[test]
     fn every_stored_result_is_the_rounded_one_to_a_small_part_of_a_unit() {
-        let pairs: [(fn(f32) -> f32, fn(f64) -> f64); 3] = [
+        let pairs: [Pair; 3] = [
             (narrow_sigmoid, sigmoid),
             (narrow_silu, silu),
             (narrow_slope, slope),
