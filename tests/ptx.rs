@@ -306,7 +306,7 @@ fn mamba_plans(plans: &mut Vec<Plan>) {
 
 /// Fails unless a launch passes the parameters that its kernel takes.
 fn assert_signature(launch: &KernelLaunch, index: &Value) {
-    let (stem, _) = stem_of(launch.entry).expect("a file for every kernel");
+    let (stem, _) = stem_of(launch.entry).unwrap_or_else(|| panic!("no file for {}", launch.entry));
     let params = &index[stem]["kernels"][launch.entry]["params"];
     let given: Vec<&str> = launch.args.iter().map(width).collect();
     assert_eq!(serde_json::json!(given), *params, "{}", launch.entry);
