@@ -151,7 +151,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="change nothing; fail if anything would change")
     parser.add_argument("names", nargs="*", help="only these .cu files, by name or stem")
     options = parser.parse_args()
-    wanted = {Path(name).stem for name in options.names}
+    wanted = {pathlib.Path(name).stem for name in options.names}
     unknown = wanted - {path.stem for path in HERE.glob("*.cu")}
     if unknown:
         parser.error(f"no such file: {', '.join(f'{stem}.cu' for stem in sorted(unknown))}")
