@@ -37,7 +37,7 @@ impl Group {
 }
 
 /// Whether two regions share a byte.
-fn overlap(a: &Region, b: &Region) -> bool {
+pub(super) fn overlap(a: &Region, b: &Region) -> bool {
     a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
 }
 

@@ -21,5 +21,6 @@ pub mod tree;
 pub mod uniform;
 
 pub use elementary::{
-    ACCURACY, Accuracy, LOG2_E, cos, decay, exp, log, sigmoid, sin, sin_cos, softplus, weight,
+    ACCURACY, Accuracy, LOG2_E, cos, decay, exp, log, narrow_sigmoid, sigmoid, sin, sin_cos,
+    softplus, weight,
 };

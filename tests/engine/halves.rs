@@ -41,7 +41,7 @@ fn state(trainer: &mut Trainer<CpuBackend>) -> Vec<blake3::Hash> {
     let plan = trainer.session().plan().clone();
     let arenas = plan.arenas;
     let mut slots: Vec<Slot> = vec![arenas.param, arenas.grad, arenas.moment1, arenas.moment2];
-    slots.extend(arenas.shadow);
+    slots.extend(arenas.shadow.map(|shadow| shadow.slot));
     slots.extend(plan.inputs.loss_scale);
     trainer.session_mut().digests(&slots).unwrap()
 }
