@@ -4,6 +4,7 @@ pub mod adamw;
 pub mod arena;
 pub mod attention;
 mod attention_tensor;
+mod attention_together;
 mod attention_warpgroup;
 pub mod backend;
 mod bandwidth;
