@@ -153,14 +153,7 @@ fn evaluation_flops(plan: &Plan) -> u64 {
 /// What the form of the step saves of memory, and what it costs: activations, everything, and work, beside the step
 /// as one program with all activations kept.
 fn form_text(plan: &Plan, whole: &Plan) -> String {
-    let mut form = Vec::new();
-    if plan.config.is_split() {
-        let sequences = plan.config.pass_sequences();
-        form.push(format!("passes of {sequences} sequences"));
-    }
-    if let Some(layers) = plan.config.form.recompute_layers {
-        form.push(format!("recomputation of {layers} layers at a time"));
-    }
+    let form = super::form::text_of(plan).unwrap_or_default();
     let local = |p: &Plan| p.layout.arena_bytes() - p.layout.persistent_bytes();
     let bytes = |of: &dyn Fn(&Plan) -> usize| {
         let [here, there] = [plan, whole].map(of);
@@ -172,8 +165,7 @@ fn form_text(plan: &Plan, whole: &Plan) -> String {
     };
     let work = plan.step_flops() as f64 / whole.step_flops().max(1) as f64;
     format!(
-        "form        {}\nmemory      {} within a step, {} in all\ntime        {:.3} times the work of one program that keeps all activations",
-        form.join(", "),
+        "form        {form}\nmemory      {} within a step, {} in all\ntime        {:.3} times the work of one program that keeps all activations",
         bytes(&local),
         bytes(&|p: &Plan| p.layout.arena_bytes()),
         work

@@ -182,7 +182,14 @@ pub(super) const KEYS: [KeySpec; 65] = {
             },
             Stays,
         ),
-        key("memory.recompute", SIZE, Stays),
+        key(
+            "memory.recompute",
+            Expected::Integer {
+                min: 0,
+                max: SIZE_MAX,
+            },
+            Derived,
+        ),
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
         key("checkpoint.every", at_least(1), Stays),
         key("checkpoint.keep_last", at_least(1), Stays),
