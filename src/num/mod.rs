@@ -10,6 +10,7 @@ pub mod element;
 pub mod elementary;
 pub mod lanes;
 pub mod nf4;
+pub mod nf4_double;
 pub mod normal;
 pub mod philox;
 pub mod round;
