@@ -1,9 +1,11 @@
 //! The CUDA backend: the same program from one arena, kernels from committed PTX, one graph a program.
 
 pub mod adamw;
+mod admission;
 pub mod arena;
 pub mod attention;
 mod attention_tensor;
+mod attention_together;
 mod attention_warpgroup;
 pub mod backend;
 mod bandwidth;
@@ -20,8 +22,13 @@ pub mod embed;
 mod exclusive;
 pub mod gemm;
 pub mod graph;
+mod graph_edges;
+#[cfg(test)]
+mod graph_tests;
 pub mod identity;
 pub mod issue;
+pub mod lanes;
+pub mod late;
 mod launch;
 pub mod lora;
 pub mod matmul;

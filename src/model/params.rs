@@ -45,6 +45,15 @@ pub enum Training {
     Packed(Quantisation),
 }
 
+/// What reads a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// Products, in their own storage, among others perhaps.
+    Products,
+    /// Other ops alone, which read it as f32: norms, biases, an embedding that is no head.
+    Others,
+}
+
 /// One named tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
@@ -60,16 +69,34 @@ pub struct ParamGroup {
     pub name: String,
     pub tensors: Vec<ParamSpec>,
     pub training: Training,
+    pub reader: Reader,
+}
+
+impl Training {
+    fn of(matrix: bool) -> Self {
+        if matrix {
+            Training::Decayed
+        } else {
+            Training::Undecayed
+        }
+    }
+}
+
+impl Reader {
+    fn of(matrix: bool) -> Self {
+        if matrix {
+            Reader::Products
+        } else {
+            Reader::Others
+        }
+    }
 }
 
 impl ParamGroup {
     /// A group of one tensor, named after it.
     pub fn single(name: impl Into<String>, shape: impl Into<Shape>, init: Init) -> Self {
         let (name, shape) = (name.into(), shape.into());
-        let training = match shape.dims().len() {
-            0 | 1 => Training::Undecayed,
-            _ => Training::Decayed,
-        };
+        let matrix = shape.dims().len() >= 2;
         ParamGroup {
             tensors: vec![ParamSpec {
                 name: name.clone(),
@@ -77,7 +104,8 @@ impl ParamGroup {
                 init,
             }],
             name,
-            training,
+            training: Training::of(matrix),
+            reader: Reader::of(matrix),
         }
     }
 
@@ -87,12 +115,15 @@ impl ParamGroup {
         ParamGroup {
             name: name.into(),
             tensors,
-            training: if matrices {
-                Training::Decayed
-            } else {
-                Training::Undecayed
-            },
+            training: Training::of(matrices),
+            reader: Reader::of(matrices),
         }
+    }
+
+    /// The group, which no product reads.
+    pub fn outside_products(mut self) -> Self {
+        self.reader = Reader::Others;
+        self
     }
 
     /// Elements of all tensors.

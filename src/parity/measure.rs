@@ -258,8 +258,8 @@ mod tests {
     }
 
     /// AdamW divides a gradient by its own size, so that an element whose gradient is as small as the roundings
-    /// of its precision moves a whole step either way. Without those few elements the change is within its
-    /// tolerance in tf32 and f16 too.
+    /// of its precision may move a whole step either way. Without those few elements the change is within its
+    /// tolerance in tf32 and f16; with them it is not, in tf32.
     #[test]
     fn the_change_of_adapters_differs_where_gradients_are_lost_in_roundings() {
         for (name, _) in RECORDS {
@@ -269,7 +269,8 @@ mod tests {
                 let most = |at: usize| found.iter().map(|f| f[at]).fold(0.0, f64::max);
                 let share = found.iter().map(|f| f[2]).fold(1.0, f64::min);
                 println!("{name} {math}: {} of all, {} of {share}", most(0), most(1));
-                assert!(most(0) > tolerance, "{name} {math}: nothing to explain");
+                let explained = math == Math::F16 || most(0) > tolerance;
+                assert!(explained, "{name} {math}: nothing to explain");
                 assert!(most(1) <= tolerance, "{name} {math}: {}", most(1));
                 assert!(
                     share > 0.95,

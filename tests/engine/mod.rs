@@ -14,6 +14,7 @@ mod passes;
 mod policy;
 mod precision;
 mod recompute;
+mod restored;
 mod states;
 mod steps;
 mod timing;

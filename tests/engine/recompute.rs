@@ -15,15 +15,15 @@ use bitstep::shape::Math;
 
 use super::common::*;
 
-const LAYERS: usize = 5;
+pub(super) const LAYERS: usize = 5;
 
-fn decoder(family: Family) -> Decoder {
+pub(super) fn decoder(family: Family) -> Decoder {
     Decoder::new(config(family))
 }
 
 /// Adapters on every projection of a base that is stored as NF4: its weights are unpacked into one scratch before
 /// each product, also before those that are computed again.
-fn adapted() -> Decoder {
+pub(super) fn adapted() -> Decoder {
     let lora = LoraConfig {
         rank: 3,
         alpha: 6.0,
@@ -34,7 +34,7 @@ fn adapted() -> Decoder {
     Decoder::with_adapters(config(Family::Qwen3), lora)
 }
 
-fn config(family: Family) -> ModelConfig {
+pub(super) fn config(family: Family) -> ModelConfig {
     ModelConfig {
         family,
         vocab_size: VOCAB,
@@ -87,7 +87,7 @@ fn every(layers: Option<usize>) -> StepForm {
 }
 
 /// Weights, gradients and moments after each of some steps.
-fn digests(plan: &Arc<Plan>) -> Vec<Vec<blake3::Hash>> {
+pub(super) fn digests(plan: &Arc<Plan>) -> Vec<Vec<blake3::Hash>> {
     let mut trainer = trainer(plan, Hyper::default(), 2);
     let params = plan.params.iter();
     let mut slots: Vec<Slot> = params.clone().map(|p| p.slot).collect();
