@@ -15,6 +15,7 @@ mod passes;
 mod policy;
 mod precision;
 mod recompute;
+mod restored;
 mod states;
 mod steps;
 mod timing;
