@@ -5,6 +5,7 @@ mod admission;
 pub mod arena;
 pub mod attention;
 mod attention_tensor;
+mod attention_together;
 mod attention_warpgroup;
 pub mod backend;
 mod bandwidth;

@@ -36,7 +36,8 @@ fn references(x: &[f32]) -> Vec<(f32, f32, f32)> {
         }
         let before = r;
         r = ((y + 1.0 / 64.0) + 393_216.0) - 393_216.0;
-        (r, 0.5 * weight(r - before), y - y)
+        let addend = if y.is_finite() { 0.0 } else { f32::NAN };
+        (r, 0.5 * weight(r - before), addend)
     };
     x.chunks(TILE).map(step).collect()
 }
