@@ -9,9 +9,10 @@ quantisation; without its package the result says that it is missing. `--adapter
 moments in f32 and computes under autocast, as PEFT does unless told otherwise; `bf16` keeps them in bf16, which is
 faster. Forward, backward, clipping by the global norm 1.0 and fused AdamW are timed as in peer_pytorch.py, whose modes
 these are, and `layers`: torch.compile for fixed shapes on each decoder layer and on the head with its loss, so that
-one layer's code serves all; `graphs` in the result counts what was compiled. Where a compiled step cannot be captured as one CUDA graph, it is launched as it is, and `captured`
-is false in the result. With `--limit` every mode is a process of its own, which is ended after so many seconds: its
-memory is its own, and a compiler that does not come to an end costs no other figure.
+one layer's code serves all; `graphs` in the result counts what was compiled. Both are captured as one CUDA graph, or
+launched as they are with `--launched`. With `--limit` every mode is a process of its own, which is ended after so many
+seconds: its memory is its own, a compiler that does not come to an end costs no other figure, and a compiled step that
+cannot be captured is measured again, launched; `captured` is then false in the result.
 """
 
 import argparse
@@ -39,6 +40,8 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 RANK, ALPHA = 16, 32
 MODES = ("eager", "graph", "layers", "compiled")
 COMPILED = ("layers", "compiled")
+# Whole sequences behind a causal mask need no tensor; finding that out would stop the device in every step.
+CAUSAL = {"full_attention": None}
 
 
 class Adapted(nn.Module):
@@ -141,7 +144,7 @@ class Step:
         self.loss = None
 
     def loss_of(self, rows):
-        logits = self.model(input_ids=rows[:, :-1], use_cache=False).logits
+        logits = self.model(input_ids=rows[:, :-1], attention_mask=CAUSAL, use_cache=False).logits
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
     def compile_layers(self):
@@ -157,7 +160,8 @@ class Step:
         head = torch.compile(head, dynamic=False)
 
         def forward(rows):
-            hidden = causal.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state
+            rows_in = rows[:, :-1]
+            hidden = causal.model(input_ids=rows_in, attention_mask=CAUSAL, use_cache=False).last_hidden_state
             return head(hidden, rows[:, 1:].flatten())
 
         self.forward = forward
@@ -188,14 +192,8 @@ def measure(arguments, mode):
     launch, in_graph = step.eager, False
     for _ in range(WARMUP):
         launch()
-    if step.cuda and mode != "eager":
-        try:
-            launch, in_graph = captured(step), True
-        except RuntimeError as error:
-            if mode == "graph":
-                raise
-            print(f"the compiled step is not one graph: {str(error).splitlines()[0]}", file=sys.stderr)
-            torch.cuda.synchronize()
+    if step.cuda and mode != "eager" and not arguments.launched:
+        launch, in_graph = captured(step), True
     launch()
     first = step.loss.item()
     for _ in range(WARMUP):
@@ -228,6 +226,7 @@ def read_arguments():
     parser.add_argument("--by", choices=("auto", "peft", "hand"), default="auto")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=["eager"])
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in backward")
+    parser.add_argument("--launched", action="store_true", help="launch compiled steps without a CUDA graph")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="end a mode that takes longer, each in a process")
     parser.add_argument("--json", action="store_true")
@@ -239,11 +238,16 @@ def read_arguments():
     return arguments
 
 
+class NoGraph(RuntimeError):
+    """A compiled step could not be captured as one CUDA graph."""
+
+
 def apart(arguments, mode):
     """What one mode gives in a process of its own, which is ended with all it has started when its time is up."""
     options = ["--mode", mode, "--json", "--size", arguments.size, "--device", arguments.device, "--base", arguments.base]
     options += ["--adapters", arguments.adapters, "--by", arguments.by, "--steps", str(arguments.steps)]
     options += ["--double"] * arguments.double + ["--checkpointing"] * arguments.checkpointing
+    options += ["--launched"] * arguments.launched
     command = [sys.executable, os.path.abspath(__file__), *options]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -256,8 +260,10 @@ def apart(arguments, mode):
         result = json.loads(out.splitlines()[-1])
     except (IndexError, ValueError):
         raise RuntimeError(f"ended with code {child.returncode} and no result") from None
-    if result.get(f"{mode}_error"):
-        raise RuntimeError(result[f"{mode}_error"])
+    if error := result.get(f"{mode}_error"):
+        # A capture that failed leaves its process unusable; another one can launch what was compiled.
+        again = mode in COMPILED and not arguments.launched and arguments.device == "cuda"
+        raise (NoGraph if again else RuntimeError)(f"{mode}: {error}")
     return {key[len(mode) + 1 :]: value for key, value in result.items() if key.startswith(f"{mode}_")}
 
 
@@ -272,7 +278,11 @@ def main():
         try:
             if missing:
                 raise RuntimeError("bitsandbytes is not installed, which stores a base as NF4: pip install bitsandbytes")
-            found = (apart if arguments.limit else measure)(arguments, mode)
+            try:
+                found = (apart if arguments.limit else measure)(arguments, mode)
+            except NoGraph as error:
+                print(error, file=sys.stderr)
+                found = apart(argparse.Namespace(**vars(arguments) | {"launched": True}), mode)
         except Exception as error:  # torch.compile fails in many ways where no compiler is installed
             found = {"ms_p50": None, "error": (str(error).strip() or type(error).__name__).splitlines()[0]}
             failed += 1

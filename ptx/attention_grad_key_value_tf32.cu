@@ -9,3 +9,7 @@ ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_d128, Tf32, 128, 128, 4, 
 ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_any64, Tf32, 64, 64, 4, 64, 2, false, 2)
 ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_any128, Tf32, 128, 64, 4, 64, 2, false, 1)
 ATTENTION_GRAD_KEY_VALUE(attention_grad_key_value_tf32_any256, Tf32, 256, 64, 2, 32, 2, false, 1)
+// With the rotation.
+ATTENTION_GRAD_KEY_VALUE_TURNED(attention_grad_key_value_tf32_d32_turned, Tf32, 32, 4, 64, 3)
+ATTENTION_GRAD_KEY_VALUE_TURNED(attention_grad_key_value_tf32_d64_turned, Tf32, 64, 4, 64, 2)
+ATTENTION_GRAD_KEY_VALUE_TURNED(attention_grad_key_value_tf32_d128_turned, Tf32, 128, 4, 32, 1)

@@ -7,7 +7,7 @@
 #ifndef BITSTEP_ATTENTION_TENSOR_GRAD_KEY_VALUE_CUH
 #define BITSTEP_ATTENTION_TENSOR_GRAD_KEY_VALUE_CUH
 
-#include "attention_tensor.cuh"
+#include "attention_tensor_together.cuh"
 
 namespace tensor {
 
@@ -24,10 +24,15 @@ struct GradKeyValue {
 
 // Grid: (batch · key heads, blocks of keys, the first ones first, D / C). Shared memory: keys, values, and the stages
 // of queries, their output's gradients, `lse` and `delta`.
-template <class G>
-__device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv, const typename G::H::Element* dout,
-                                               const float* lse, const float* delta, typename G::H::Element* dqkv,
-                                               const Sizes<G::D, G::EXACT>& sizes, float factor, float scale) {
+//
+// With::DELTA asks that the sequence has no more rows than a tile. A step is then a head of the group, of which the
+// first two are loaded at once, and the statistics of all stand behind the stages.
+template <class G, class With>
+__device__ __forceinline__ void grad_key_value(const Place& place, const typename G::H::Element* qkv,
+                                               const typename G::H::Element* dout, const float* lse,
+                                               const float* delta, typename G::H::Element* dqkv,
+                                               const Sizes<G::D, G::EXACT>& sizes, float factor, float scale,
+                                               const With& with) {
     typedef typename G::H H;
     typedef typename G::R R;
     typedef typename H::Element Element;
@@ -38,9 +43,9 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
     char *const keys = shared, *const values = shared + OWN, *const stages = shared + 2 * OWN;
 
     const int d = sizes.dim(), seq_len = sizes.seq_len, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int kv_head = blockIdx.x % sizes.n_kv_heads, first_column = blockIdx.z * C;
-    const size_t sequence = (size_t)(blockIdx.x / sizes.n_kv_heads) * seq_len;
-    const int first = (int)blockIdx.y * G::ROWS;
+    const int kv_head = place.x % sizes.n_kv_heads, first_column = C < D ? blockIdx.z * C : 0;
+    const size_t sequence = (size_t)(place.x / sizes.n_kv_heads) * seq_len;
+    const int first = place.y * G::ROWS;
     const int count = first + G::ROWS < seq_len ? G::ROWS : seq_len - first;
     const int group = sizes.n_heads / sizes.n_kv_heads;
     const size_t columns = sizes.columns(), query_columns = sizes.query_columns();
@@ -61,6 +66,7 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
             char* const to = stage(step);
             load(to, qkv + (sequence + query) * columns + (size_t)head * d, columns, QUERIES, n);
             load(to + HALF, dout + (sequence + query) * query_columns + (size_t)head * d, query_columns, QUERIES, n);
+            if constexpr (With::DELTA) return copy_async_commit();
             float* const statistics = (float*)(to + 2 * HALF);
             for (int i = threadIdx.x; i < 2 * QUERIES; i += THREADS) {
                 const int q = i % QUERIES;
@@ -73,7 +79,31 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
     const Element* const own_rows = qkv + (sequence + first) * columns;
     load(keys, own_rows + key_column, columns, G::ROWS, count);
     load(values, own_rows + value_column, columns, G::ROWS, count);
+    float* const all_statistics = (float*)(stages + 2 * STAGE);
+    if constexpr (With::DELTA) {
+        static_assert(G::STAGES == 2, "the first two heads are loaded at once");
+        for (int i = threadIdx.x; i < group * QUERIES; i += THREADS) {
+            const int q = i % QUERIES, head = kv_head * group + i / QUERIES;
+            const float* const from = lse + sequence * sizes.n_heads + head;
+            copy_async_4(all_statistics + i / QUERIES * 2 * QUERIES + q,
+                         from + (q < seq_len ? (size_t)q * sizes.n_heads : 0), q < seq_len);
+        }
+    }
     load_tile(0);
+    if constexpr (With::DELTA) {
+        load_tile(1);
+        // Of all queries of a part, as those behind the end have +0.0.
+        const int slabs = (seq_len + PART - 1) / PART * (PART / 16);
+        for (int i = warp; i < group * slabs; i += G::WARPS) {
+            const int head = i / slabs, q = i % slabs * 16 + (lane >> 2);
+            const size_t from = (sequence + i % slabs * 16) * query_columns + (size_t)(kv_head * group + head) * d;
+            float dots_of_rows[2];
+            row_dots<H, D>(dots_of_rows, dout + from, with.o + from, query_columns, seq_len - i % slabs * 16);
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if ((lane & 3) == 0) all_statistics[(2 * head + 1) * QUERIES + q + 8 * h] = dots_of_rows[h];
+        }
+    }
 
     const int first_row = first + 16 * warp, row = first_row + (lane >> 2);
     const Address own_k = R::left(address_of(keys) + 16 * warp * R::BYTES), own_v = own_k + OWN;
@@ -108,13 +138,14 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
         chains<H, D, C, PART / 8, 1>(dk, dp, along<H, D>(queries), PART / 16, first_column);
     };
     for (int step = 0; step < steps; step++) {
-        copy_async_wait<0>();
+        copy_async_wait<With::DELTA ? 1 : 0>();
         settle<H, D, THREADS>(stage(step), 2 * QUERIES);
         if (step == 0) settle<H, D, THREADS>(keys, 2 * G::ROWS);
         __syncthreads();
-        if (G::STAGES == 2) load_tile(step + 1);
+        if (G::STAGES == 2 && !With::DELTA) load_tile(step + 1);
         const Address queries = address_of(stage(step));
-        const float* const statistics = (const float*)(stage(step) + 2 * HALF);
+        const float* const statistics =
+            With::DELTA ? all_statistics + step * 2 * QUERIES : (const float*)(stage(step) + 2 * HALF);
         const int query = query_of(step);
 #pragma unroll 1
         for (int at = 0; at < QUERIES; at += PART) {
@@ -122,9 +153,13 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
             if (first_row >= seq_len || first_query >= seq_len || first_query + PART <= first_row) continue;
             part(queries + at * R::BYTES, statistics + at, first_query);
         }
-        if (G::STAGES == 1) {
+        if constexpr (G::STAGES == 1) {
             __syncthreads();
             load_tile(step + 1);
+        }
+        if constexpr (With::DELTA) {
+            if (step + 2 < steps) __syncthreads();
+            load_tile(step + 2);
         }
     }
 
@@ -132,7 +167,10 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
     for (int h = 0; h < 2; h++) {
         if (row + 8 * h >= seq_len) continue;
         Element* const to = dqkv + (sequence + row + 8 * h) * columns;
-        store_row<H, C, G::EXACT>(to + key_column, dk[0], h, scale, first_column, d);
+        if constexpr (With::TURN)
+            store_gradient<H, D, G::EXACT>(to + key_column, dk[0], h, scale, row + 8 * h, d, with);
+        else
+            store_row<H, C, G::EXACT>(to + key_column, dk[0], h, scale, first_column, d);
         store_row<H, C, G::EXACT>(to + value_column, dv[0], h, 1.0f, first_column, d);
     }
 }
@@ -146,7 +184,20 @@ __device__ __forceinline__ void grad_key_value(const typename G::H::Element* qkv
              unsigned head_dim, float factor, float scale) {                                                                    \
         typedef tensor::GradKeyValue<tensor::H, D, C, WARPS, QUERIES, STAGES, EXACT> G;                           \
         const tensor::Sizes<D, EXACT> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};       \
-        tensor::grad_key_value<G>(qkv, dout, lse, delta, dqkv, sizes, factor, scale);                                     \
+        tensor::grad_key_value<G>(tensor::place_in_grid(), qkv, dout, lse, delta, dqkv, sizes, factor, scale,     \
+                                  tensor::Alone());                                                               \
+    }
+
+// Rotates the keys' gradient back.
+#define ATTENTION_GRAD_KEY_VALUE_TURNED(NAME, H, D, WARPS, QUERIES, BLOCKS)                                       \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                              \
+        NAME(const tensor::H::Element* qkv, const tensor::H::Element* dout, const float* lse, const float* delta, \
+             tensor::H::Element* dqkv, const float* table, unsigned seq_len, unsigned n_heads,                    \
+             unsigned n_kv_heads, unsigned head_dim, float factor, float scale) {                                 \
+        typedef tensor::GradKeyValue<tensor::H, D, D, WARPS, QUERIES, 2, true> G;                                 \
+        const tensor::Sizes<D, true> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};        \
+        tensor::grad_key_value<G>(tensor::place_in_grid(), qkv, dout, lse, delta, dqkv, sizes, factor, scale,     \
+                                  tensor::Turning{table, 1});                                                     \
     }
 
 #endif

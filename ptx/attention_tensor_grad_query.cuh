@@ -5,7 +5,7 @@
 #ifndef BITSTEP_ATTENTION_TENSOR_GRAD_QUERY_CUH
 #define BITSTEP_ATTENTION_TENSOR_GRAD_QUERY_CUH
 
-#include "attention_tensor.cuh"
+#include "attention_tensor_together.cuh"
 
 namespace tensor {
 
@@ -21,10 +21,11 @@ struct GradQuery {
 
 // Grid: (batch · heads, blocks of queries, the last ones first). Shared memory: queries, their output's gradients,
 // and two stages of keys and values.
-template <class G>
-__device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, const typename G::H::Element* dout,
-                                           const float* lse, const float* delta, typename G::H::Element* dqkv,
-                                           const Sizes<G::D, G::EXACT>& sizes, float factor, float scale) {
+template <class G, class With>
+__device__ __forceinline__ void grad_query(const Place& place, const typename G::H::Element* qkv,
+                                           const typename G::H::Element* dout, const float* lse, const float* delta,
+                                           typename G::H::Element* dqkv, const Sizes<G::D, G::EXACT>& sizes,
+                                           float factor, float scale, const With& with) {
     typedef typename G::H H;
     typedef typename G::R R;
     typedef typename H::Element Element;
@@ -35,9 +36,9 @@ __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, co
     char *const queries = shared, *const douts = shared + OWN, *const stages = shared + 2 * OWN;
 
     const int d = sizes.dim(), seq_len = sizes.seq_len, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int head = blockIdx.x % sizes.n_heads;
-    const size_t sequence = (size_t)(blockIdx.x / sizes.n_heads) * seq_len;
-    const int first = (int)(gridDim.y - 1 - blockIdx.y) * G::ROWS;
+    const int head = place.x % sizes.n_heads;
+    const size_t sequence = (size_t)(place.x / sizes.n_heads) * seq_len;
+    const int first = (place.of_y - 1 - place.y) * G::ROWS;
     const int end = first + G::ROWS < seq_len ? first + G::ROWS : seq_len;
     const int kv_head = head / (sizes.n_heads / sizes.n_kv_heads);
     const size_t columns = sizes.columns(), query_columns = sizes.query_columns();
@@ -67,7 +68,15 @@ __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, co
     for (int h = 0; h < 2; h++) {
         const size_t at = (sequence + row + 8 * h) * sizes.n_heads + head;
         row_lse[h] = row + 8 * h < seq_len ? lse[at] : 0.0f;
-        row_delta[h] = row + 8 * h < seq_len ? delta[at] : 0.0f;
+        if constexpr (!With::DELTA) row_delta[h] = row + 8 * h < seq_len ? delta[at] : 0.0f;
+    }
+    if constexpr (With::DELTA) {
+        const size_t from = (sequence + first_row) * query_columns + (size_t)head * d;
+        row_dots<H, D>(row_delta, dout + from, with.o + from, query_columns, seq_len - first_row);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if ((lane & 3) == 0 && row + 8 * h < seq_len)
+                with.delta[(sequence + row + 8 * h) * sizes.n_heads + head] = row_delta[h];
     }
     const Address own_q = R::left(address_of(queries) + 16 * warp * R::BYTES), own_do = own_q + OWN;
     unsigned held_q[G::HELD ? R::STEPS : 1][4] = {}, held_do[G::HELD ? R::STEPS : 1][4] = {};
@@ -139,8 +148,8 @@ __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, co
 #pragma unroll
     for (int h = 0; h < 2; h++)
         if (row + 8 * h < seq_len)
-            store_row<H, D, G::EXACT>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * d, dq[0], h, scale, 0,
-                                      d);
+            store_gradient<H, D, G::EXACT>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * d, dq[0], h,
+                                           scale, row + 8 * h, d, with);
 }
 
 }  // namespace tensor
@@ -149,10 +158,24 @@ __device__ __forceinline__ void grad_query(const typename G::H::Element* qkv, co
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                              \
         NAME(const tensor::H::Element* qkv, const tensor::H::Element* dout, const float* lse, const float* delta, \
              tensor::H::Element* dqkv, unsigned seq_len, unsigned n_heads, unsigned n_kv_heads,                   \
-             unsigned head_dim, float factor, float scale) {                                                                    \
+             unsigned head_dim, float factor, float scale) {                                                      \
         typedef tensor::GradQuery<tensor::H, D, WARPS, KEYS, HELD, EXACT> G;                                      \
         const tensor::Sizes<D, EXACT> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};       \
-        tensor::grad_query<G>(qkv, dout, lse, delta, dqkv, sizes, factor, scale);                                         \
+        tensor::grad_query<G>(tensor::place_in_grid(), qkv, dout, lse, delta, dqkv, sizes, factor, scale,         \
+                              tensor::Alone());                                                                   \
+    }
+
+// Computes the dot products of the output as well, and rotates the gradient back if `turned`.
+#define ATTENTION_GRAD_QUERY_WITH_DELTA(NAME, H, D, WARPS, KEYS, HELD, BLOCKS)                                    \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                              \
+        NAME(const tensor::H::Element* qkv, const tensor::H::Element* dout, const float* lse,                     \
+             const tensor::H::Element* o, float* delta, tensor::H::Element* dqkv, const float* table,             \
+             unsigned turned, unsigned seq_len, unsigned n_heads, unsigned n_kv_heads, unsigned head_dim,         \
+             float factor, float scale) {                                                                         \
+        typedef tensor::GradQuery<tensor::H, D, WARPS, KEYS, HELD, true> G;                                       \
+        const tensor::Sizes<D, true> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};        \
+        const tensor::WithDelta<tensor::H::Element> with = {table, turned, o, delta};                             \
+        tensor::grad_query<G>(tensor::place_in_grid(), qkv, dout, lse, delta, dqkv, sizes, factor, scale, with);  \
     }
 
 #endif

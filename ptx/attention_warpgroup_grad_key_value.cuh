@@ -6,6 +6,7 @@
 #ifndef BITSTEP_ATTENTION_WARPGROUP_GRAD_KEY_VALUE_CUH
 #define BITSTEP_ATTENTION_WARPGROUP_GRAD_KEY_VALUE_CUH
 
+#include "attention_tensor_together.cuh"
 #include "attention_warpgroup.cuh"
 
 namespace tensor {
@@ -20,11 +21,12 @@ struct GroupGradKeyValue {
 
 // Grid: (batch · key heads, blocks of keys, the first ones first). Shared memory: each group's keys and values, the
 // stages of queries and their output's gradients, and the stages of `lse` and `delta`.
-template <class F>
+template <class F, class With>
 __device__ __forceinline__ void group_grad_key_value(const typename F::H::Element* qkv,
                                                      const typename F::H::Element* dout, const float* lse,
                                                      const float* delta, typename F::H::Element* dqkv,
-                                                     const Sizes<F::D, true>& sizes, float minus_k, float scale) {
+                                                     const Sizes<F::D, true>& sizes, float minus_k, float scale,
+                                                     const With& with) {
     typedef typename F::H H;
     typedef typename H::Element Element;
     constexpr int D = F::D;
@@ -148,7 +150,7 @@ __device__ __forceinline__ void group_grad_key_value(const typename F::H::Elemen
     for (int h = 0; h < 2; h++) {
         if (own >= all || row + 8 * h >= seq_len) continue;
         Element* const to = dqkv + (sequence + row + 8 * h) * columns;
-        store_row<H, D, true>(to + key_column, dk, h, scale, 0, D);
+        store_gradient<H, D, true>(to + key_column, dk, h, scale, row + 8 * h, D, with);
         store_row<H, D, true>(to + value_column, dv, h, 1.0f, 0, D);
     }
 }
@@ -162,7 +164,20 @@ __device__ __forceinline__ void group_grad_key_value(const typename F::H::Elemen
              unsigned head_dim, float factor, float scale) {                                                      \
         typedef tensor::GroupGradKeyValue<tensor::H, D, GROUPS, STAGES> F;                                        \
         const tensor::Sizes<D, true> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};        \
-        tensor::group_grad_key_value<F>(qkv, dout, lse, delta, dqkv, sizes, contract::negate(factor), scale);     \
+        tensor::group_grad_key_value<F>(qkv, dout, lse, delta, dqkv, sizes, contract::negate(factor), scale,      \
+                                        tensor::Alone());                                                         \
+    }
+
+// Rotates the keys' gradient back.
+#define GROUP_GRAD_KEY_VALUE_TURNED(NAME, H, D, GROUPS, STAGES, BLOCKS)                                           \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS)                                            \
+        NAME(const tensor::H::Element* qkv, const tensor::H::Element* dout, const float* lse, const float* delta, \
+             tensor::H::Element* dqkv, const float* table, unsigned seq_len, unsigned n_heads,                    \
+             unsigned n_kv_heads, unsigned head_dim, float factor, float scale) {                                 \
+        typedef tensor::GroupGradKeyValue<tensor::H, D, GROUPS, STAGES> F;                                        \
+        const tensor::Sizes<D, true> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};        \
+        tensor::group_grad_key_value<F>(qkv, dout, lse, delta, dqkv, sizes, contract::negate(factor), scale,      \
+                                        tensor::Turning{table, 1});                                               \
     }
 
 #endif

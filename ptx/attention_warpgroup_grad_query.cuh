@@ -5,6 +5,7 @@
 #ifndef BITSTEP_ATTENTION_WARPGROUP_GRAD_QUERY_CUH
 #define BITSTEP_ATTENTION_WARPGROUP_GRAD_QUERY_CUH
 
+#include "attention_tensor_together.cuh"
 #include "attention_warpgroup.cuh"
 
 namespace tensor {
@@ -19,10 +20,11 @@ struct GroupGradQuery {
 
 // Grid: (batch · heads, blocks of queries, the last ones first). Shared memory: each group's queries and their
 // output's gradients, then the stages of keys and values.
-template <class F>
+template <class F, class With>
 __device__ __forceinline__ void group_grad_query(const typename F::H::Element* qkv, const typename F::H::Element* dout,
                                                  const float* lse, const float* delta, typename F::H::Element* dqkv,
-                                                 const Sizes<F::D, true>& sizes, float minus_k, float scale) {
+                                                 const Sizes<F::D, true>& sizes, float minus_k, float scale,
+                                                 const With& with) {
     typedef typename F::H H;
     constexpr int D = F::D;
     extern __shared__ __align__(128) char raw[];
@@ -63,11 +65,26 @@ __device__ __forceinline__ void group_grad_query(const typename F::H::Element* q
         for (int h = 0; h < 2; h++) {
             if (row + 8 * h >= seq_len) continue;
             const size_t at = (sequence + row + 8 * h) * sizes.n_heads + head;
-            statistic[h] = lse[at], row_delta[h] = contract::negate(delta[at]);
+            statistic[h] = lse[at];
+            if constexpr (!With::DELTA) row_delta[h] = contract::negate(delta[at]);
         }
     }
 #pragma unroll
     for (int tile = 0; tile < F::AHEAD; tile++) load(tile);
+    if constexpr (With::DELTA) {
+        // While the tiles are on their way.
+        if (own >= 0) {
+            const int first_row = own * TILE + 16 * (threadIdx.x >> 5 & 3);
+            const size_t from = (sequence + first_row) * query_columns + (size_t)head * D;
+            row_dots<H, D>(row_delta, dout + from, with.o + from, query_columns, seq_len - first_row);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                if ((lane & 3) == 0 && row + 8 * h < seq_len)
+                    with.delta[(sequence + row + 8 * h) * sizes.n_heads + head] = row_delta[h];
+                row_delta[h] = contract::negate(row_delta[h]);
+            }
+        }
+    }
 
     const Descriptor queries = descriptor(address_of(mine)), douts = moved(queries, F::TILE_BYTES);
     float dq[D / 8][4];
@@ -115,7 +132,8 @@ __device__ __forceinline__ void group_grad_query(const typename F::H::Element* q
 #pragma unroll
     for (int h = 0; h < 2; h++)
         if (row + 8 * h < seq_len)
-            store_row<H, D, true>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * D, dq, h, scale, 0, D);
+            store_gradient<H, D, true>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * D, dq, h, scale,
+                                       row + 8 * h, D, with);
 }
 
 }  // namespace tensor
@@ -127,7 +145,21 @@ __device__ __forceinline__ void group_grad_query(const typename F::H::Element* q
              unsigned head_dim, float factor, float scale) {                                                      \
         typedef tensor::GroupGradQuery<tensor::H, D, GROUPS, STAGES> F;                                           \
         const tensor::Sizes<D, true> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};        \
-        tensor::group_grad_query<F>(qkv, dout, lse, delta, dqkv, sizes, contract::negate(factor), scale);         \
+        tensor::group_grad_query<F>(qkv, dout, lse, delta, dqkv, sizes, contract::negate(factor), scale,          \
+                                    tensor::Alone());                                                             \
+    }
+
+// Computes the dot products of the output as well, and rotates the gradient back if `turned`.
+#define GROUP_GRAD_QUERY_WITH_DELTA(NAME, H, D, GROUPS, STAGES, BLOCKS)                                           \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS)                                            \
+        NAME(const tensor::H::Element* qkv, const tensor::H::Element* dout, const float* lse,                     \
+             const tensor::H::Element* o, float* delta, tensor::H::Element* dqkv, const float* table,             \
+             unsigned turned, unsigned seq_len, unsigned n_heads, unsigned n_kv_heads, unsigned head_dim,         \
+             float factor, float scale) {                                                                         \
+        typedef tensor::GroupGradQuery<tensor::H, D, GROUPS, STAGES> F;                                           \
+        const tensor::Sizes<D, true> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};        \
+        const tensor::WithDelta<tensor::H::Element> with = {table, turned, o, delta};                             \
+        tensor::group_grad_query<F>(qkv, dout, lse, delta, dqkv, sizes, contract::negate(factor), scale, with);   \
     }
 
 #endif

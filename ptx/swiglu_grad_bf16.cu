@@ -4,5 +4,5 @@
 
 SWIGLU_GRAD_ENTRY(swiglu_grad_bf16, bf16, backward_rows, false)
 SWIGLU_GRAD_ENTRY(swiglu_grad_bf16_octets, bf16, backward_vectors, false)
-SWIGLU_GRAD_ENTRY(swiglu_restore_bf16, bf16, backward_rows, true)
-SWIGLU_GRAD_ENTRY(swiglu_restore_bf16_octets, bf16, backward_vectors, true)
+SWIGLU_GRAD_ENTRY(swiglu_grad_bf16_restore, bf16, backward_rows, true)
+SWIGLU_GRAD_ENTRY(swiglu_grad_bf16_restore_octets, bf16, backward_vectors, true)

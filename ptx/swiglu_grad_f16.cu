@@ -4,5 +4,5 @@
 
 SWIGLU_GRAD_ENTRY(swiglu_grad_f16, f16, backward_rows, false)
 SWIGLU_GRAD_ENTRY(swiglu_grad_f16_octets, f16, backward_vectors, false)
-SWIGLU_GRAD_ENTRY(swiglu_restore_f16, f16, backward_rows, true)
-SWIGLU_GRAD_ENTRY(swiglu_restore_f16_octets, f16, backward_vectors, true)
+SWIGLU_GRAD_ENTRY(swiglu_grad_f16_restore, f16, backward_rows, true)
+SWIGLU_GRAD_ENTRY(swiglu_grad_f16_restore_octets, f16, backward_vectors, true)

@@ -4,5 +4,5 @@
 
 SWIGLU_GRAD_ENTRY(swiglu_grad_f32, f32, backward_rows, false)
 SWIGLU_GRAD_ENTRY(swiglu_grad_f32_quads, f32, backward_vectors, false)
-SWIGLU_GRAD_ENTRY(swiglu_restore_f32, f32, backward_rows, true)
-SWIGLU_GRAD_ENTRY(swiglu_restore_f32_quads, f32, backward_vectors, true)
+SWIGLU_GRAD_ENTRY(swiglu_grad_f32_restore, f32, backward_rows, true)
+SWIGLU_GRAD_ENTRY(swiglu_grad_f32_restore_quads, f32, backward_vectors, true)

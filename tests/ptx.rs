@@ -9,7 +9,7 @@ use bitstep::cuda::module::stem_of;
 use bitstep::cuda::precision::has_kernels;
 use bitstep::cuda::probe::{Instruction, plan};
 use bitstep::cuda::probe_cases::{Category, Tiles};
-use bitstep::cuda::ptx::PTX;
+use bitstep::cuda::ptx::{PTX, kernels};
 use bitstep::cuda::together::groups;
 use bitstep::layout::PlacedCall;
 use bitstep::model::decoder::Decoder;
@@ -17,6 +17,7 @@ use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::mamba::{Mamba, Windows};
 use bitstep::model::mamba_config::{Decay, MambaFamily};
 use bitstep::model::{Family, MambaConfig, ModelConfig};
+use bitstep::num::nf4::Quantisation;
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::Op;
 use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
@@ -224,7 +225,7 @@ pub(crate) fn plans() -> Vec<Plan> {
             }
         }
     }
-    for base in [Base::Plain, Base::Nf4] {
+    for base in [Base::Plain, Base::Nf4(Quantisation::Once)] {
         for (rank, d_model, head_dim, grain) in [(16, 128, 32, 2), (3, 36, 6, 1)] {
             let lora = LoraConfig {
                 rank,
@@ -244,8 +245,31 @@ pub(crate) fn plans() -> Vec<Plan> {
             }
         }
     }
+    attention_plans(&mut plans);
     mamba_plans(&mut plans);
     plans
+}
+
+/// Models of some layers, in whose graphs attention serves its neighbours: in the backward of the last layer the
+/// gradient may lie over the output.
+fn attention_plans(plans: &mut Vec<Plan>) {
+    for head_dim in [32, 64, 128] {
+        for (batch, seq_len) in [(2, 24), (2, 96), (40, 1024)] {
+            for math in [Math::Tf32, Math::Bf16, Math::F16] {
+                let model = Decoder::new(ModelConfig {
+                    family: Family::Llama,
+                    n_layers: 3,
+                    max_seq_len: seq_len,
+                    ..model([40, 4 * head_dim, head_dim])
+                });
+                let config = PlanConfig {
+                    math,
+                    ..PlanConfig::of(batch, seq_len)
+                };
+                plans.push(Plan::build(&model, config).expect("plans"));
+            }
+        }
+    }
 }
 
 /// A layer of a model with these sizes.
@@ -306,7 +330,7 @@ fn mamba_plans(plans: &mut Vec<Plan>) {
 
 /// Fails unless a launch passes the parameters that its kernel takes.
 fn assert_signature(launch: &KernelLaunch, index: &Value) {
-    let (stem, _) = stem_of(launch.entry).expect("a file for every kernel");
+    let (stem, _) = stem_of(launch.entry).unwrap_or_else(|| panic!("no file for {}", launch.entry));
     let params = &index[stem]["kernels"][launch.entry]["params"];
     let given: Vec<&str> = launch.args.iter().map(width).collect();
     assert_eq!(serde_json::json!(given), *params, "{}", launch.entry);
@@ -353,16 +377,27 @@ fn every_launch_has_the_signature_of_its_kernel() {
         "only {} kernels were reached",
         reached.len()
     );
-    assert!(together.len() >= 4, "only {together:?} were reached");
+    let of_attention = [
+        "_with_delta",
+        "_turned",
+        "attention_grads_",
+        "attention_turned_",
+    ];
+    let kernels = PTX.iter().flat_map(|(_, text)| kernels(text));
+    for entry in kernels.filter(|entry| of_attention.iter().any(|part| entry.contains(part))) {
+        assert!(together.contains(entry), "{entry} was not reached");
+    }
+    assert!(together.len() >= 45, "only {together:?} were reached");
 }
 
-/// The kernel is one for the storage of the op's precision. One that only clears a sum serves all, and products
+/// The kernel is one for the storage of the op's precision. Those that only clear or fold sums serve all, and products
 /// of tf32 have kernels of their own.
 fn assert_storage(entry: &str, op: &Op) {
     let math = op.rule().math();
     let names = [math.storage().name(), math.name()];
     let named = |name: &&str| entry.split('_').any(|part| part == *name);
-    let serves = names.iter().any(named) || entry == "bias_grad_f32_none";
+    let partials = entry == "bias_grad_f32_none" || entry.starts_with("rms_norm_grad_folds_f32");
+    let serves = names.iter().any(named) || partials;
     assert!(serves, "{entry} for an op in {math}");
 }
 

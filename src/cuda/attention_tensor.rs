@@ -14,7 +14,7 @@ use crate::shape::Math;
 /// Rows of a warp.
 const WARP_ROWS: usize = 16;
 /// Bytes by which a block moves its shared memory to an aligned start.
-const ALIGNMENT: usize = 128;
+pub(super) const ALIGNMENT: usize = 128;
 
 /// A kernel's size; the entries in `ptx/attention*_{bf16,f16,tf32}.cu` say the same.
 #[derive(Clone, Copy, Debug)]

@@ -22,7 +22,11 @@ pub fn grad(op: &SwiGluGrad, call: &PlacedCall, device: &DeviceShape) -> CallLau
     let width = vector_width(op.d_ff, op.math, &operands);
     let entry = match op.output {
         Output::Left => vector_entry!(width, op.math, "swiglu_grad"),
-        Output::Restored => vector_entry!(width, op.math, "swiglu_restore"),
+        Output::Restored => match width {
+            1 => entry!(op.math, "swiglu_grad", "_restore"),
+            4 => "swiglu_grad_f32_restore_quads",
+            _ => entry!(op.math, "swiglu_grad", "_restore_octets"),
+        },
     };
     launch((entry, width), operands, (op.rows, op.d_ff), device)
 }

@@ -2,11 +2,12 @@
 //! device idle, or is over sooner than the next one starts.
 //!
 //! - The gradients of a small linear layer's weight and of its input, which both read `dy`.
+//! - Attention and its gradients, and what stands beside them (`attention_together.rs`).
 //! - The loss, the squares of few gradients, and the decision on the step, by the last block to arrive.
 //!
-//! The blocks of all stand in one grid, and a block computes what it would compute alone, so no bit depends on
-//! it. Calls that are launched one by one, as before capture, give the same.
+//! A block computes what it would compute alone, so no bit depends on it. Calls that are launched one by one, as before capture, give the same.
 
+use super::attention_together;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::clip::shared_doubles;
 use super::cross_entropy::{loss_cut, loss_places};
@@ -132,7 +133,10 @@ fn step_end(calls: &[PlacedCall]) -> Option<Group> {
 pub fn groups(calls: &[PlacedCall], device: &DeviceShape) -> Vec<Option<Group>> {
     let from = |first| {
         let calls = &calls[first..];
-        layer_gradients(calls, device).or_else(|| step_end(calls))
+        layer_gradients(calls, device)
+            .or_else(|| attention_together::turned(calls, device))
+            .or_else(|| attention_together::gradients(calls, device))
+            .or_else(|| step_end(calls))
     };
     (0..calls.len()).map(from).collect()
 }

@@ -138,6 +138,42 @@ fn rms_norm_grad_has_its_bits() {
     }
 }
 
+/// Rows that a GPU streams, of the sizes that its threads hold in registers and of another one: too many tokens for
+/// blocks that read them twice, in one tree of more than two levels of 32 pieces, and grains with trees of their own.
+#[test]
+fn rms_norm_grad_of_many_rows_has_its_bits() {
+    let cut = |tokens, grain| TokenSum {
+        tokens,
+        grain,
+        piece: 32,
+    };
+    let sizes = [
+        (768, cut(2100, 2100)),
+        (1024, cut(130, 65)),
+        (2048, cut(90, 45)),
+        (1028, cut(2049, 2049)),
+    ];
+    for (d_model, sum) in sizes {
+        for (store, weight_grad) in [
+            (Store::Assign, true),
+            (Store::Add, true),
+            (Store::Add, false),
+        ] {
+            check(&Case::random(
+                RmsNormGrad {
+                    delta_grad: false,
+                    math: Math::F32,
+                    d_model,
+                    sum,
+                    store,
+                    weight_grad,
+                },
+                d_model as u64,
+            ));
+        }
+    }
+}
+
 #[test]
 fn bias_grad_has_its_bits() {
     for sum in cuts() {
