@@ -1,10 +1,10 @@
 // Weighted cross-entropy of rows of logits stored in H, with the gradient in place (src/op/cross_entropy.rs,
 // src/num/logits.rs).
 //
-// `block_rows` takes a row a block and keeps what fits of it in shared memory. While the gradient of one row leaves tile
-// by tile, the next row arrives in the places that have been read; what has arrived becomes weights, rounded, in its
-// place, so that the gradient is one product. `warp_row` takes a short row a warp and keeps it in registers, and
-// `any_rows` takes rows of any length at any address.
+// `block_rows` takes a row a block and keeps it in shared memory, with as much behind it as registers hold. While the
+// gradient of one row leaves tile by tile, the next row arrives in the places that have been read; what has arrived
+// becomes weights, rounded, in its place, so that the gradient is one product. `warp_row` takes a short row a warp and keeps
+// it in registers, and `any_rows` takes rows of any length at any address.
 #pragma once
 #include "async.cuh"
 #include "cross_entropy.cuh"
@@ -15,7 +15,7 @@ namespace cross_entropy {
 
 // Logits that share a reference; the contract's.
 constexpr unsigned TILE = 8192;
-// Threads of a block of `block_rows`, each of which takes a part of a lane's logits in a tile.
+// Threads of a block of `block_rows`. Each serves one lane in a part of a tile's rows of 256 logits.
 constexpr unsigned THREADS = 512;
 constexpr unsigned PARTS = THREADS / LANES;
 constexpr unsigned ROWS = TILE / THREADS;
@@ -24,7 +24,7 @@ constexpr unsigned OCTETS = TILE / 8 / THREADS;
 // Tiles of the next row that are under way while one is worked on.
 constexpr unsigned AHEAD = 2;
 // Tiles of the longest row of `block_rows`.
-constexpr unsigned MOST_TILES = 64;
+constexpr unsigned MOST_TILES = 32;
 
 // log2(e) / 128, negated, and 128 log(2).
 #define MINUS_K contract::from_bits(0xbc38aa3bu)
@@ -141,17 +141,25 @@ __device__ __forceinline__ uint4& octet_at(H* p)
     return *reinterpret_cast<uint4*>(p);
 }
 
+// Two logits of minus infinity.
+template <typename H>
+__device__ __forceinline__ unsigned absent()
+{
+    return narrow::round2(MINUS_INFINITY, MINUS_INFINITY, H());
+}
+
 // The greatest of both halves of words, taken up octet by octet; a NaN if one is.
 template <typename H>
 struct Top {
     unsigned most;
 
-    __device__ __forceinline__ Top() : most(narrow::round2(MINUS_INFINITY, MINUS_INFINITY, H())) {}
+    __device__ __forceinline__ Top() : most(absent<H>()) {}
     __device__ __forceinline__ void take(uint4 x)
     {
         const unsigned low = narrow::max_nan2(x.x, x.y, H()), high = narrow::max_nan2(x.z, x.w, H());
         most = narrow::max_nan2(most, narrow::max_nan2(low, high, H()), H());
     }
+    __device__ __forceinline__ void take(unsigned x) { most = narrow::max_nan2(most, x, H()); }
     __device__ __forceinline__ float value() const
     {
         const float2 x = narrow::widen2(most, H());
@@ -160,6 +168,13 @@ struct Top {
 };
 
 // Rounded weights times a factor. `plain`: the factor is finite, so that no product is a NaN.
+template <typename H>
+__device__ __forceinline__ unsigned scaled_pair(unsigned weights, float factor, bool plain)
+{
+    const float2 x = narrow::widen2(weights, H());
+    const float a = __fmul_rn(x.x, factor), b = __fmul_rn(x.y, factor);
+    return plain ? narrow::round2(a, b, H()) : narrow::narrow2(a, b, H());
+}
 template <typename H>
 __device__ __forceinline__ uint4 scaled_octet(uint4 weights, float factor, bool plain)
 {
@@ -171,22 +186,10 @@ __device__ __forceinline__ uint4 scaled_octet(uint4 weights, float factor, bool 
     return plain ? narrow::round8<H>(x) : narrow::narrow8<H>(x);
 }
 
-// Logits as rounded weights.
-template <typename H>
-__device__ __forceinline__ uint4 weights_octet(uint4 logits, float reference)
-{
-    narrow::Octet x = narrow::widen8<H>(logits);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        x.v[i] = lifted(weight_of(x.v[i], reference), H());
-    }
-    return narrow::round8<H>(x);
-}
-
 // What the threads of a block share about the row they take in and the one that leaves.
 struct Shared {
-    // The sums of the row's tiles so far.
-    float lanes[LANES];
+    // The sums of the row's tiles so far; read by pairs too.
+    __align__(8) float lanes[LANES];
     // Beside which the weights of each tile are.
     float references[MOST_TILES];
     // What each tile of the leaving row is multiplied by.
@@ -194,46 +197,35 @@ struct Shared {
     int warps[THREADS / 32];
 };
 
-// Takes tile number `tile` of `count` logits, which stand at `logits`: its weights go into the lanes' sums and, where
-// KEEP, rounded into its place. `top` is the greatest logit of this thread's octets, of the block at the end. Two barriers.
-template <bool WHOLE, bool KEEP, typename H>
-__device__ __forceinline__ float take_tile(H* logits, unsigned count, unsigned tile, float top, Reference& reference,
-                                           Shared& shared)
+// The place of this thread's first logit in a tile; the others stand LANES apart.
+__device__ __forceinline__ unsigned first_place() { return threadIdx.x / LANES * ROWS * LANES + threadIdx.x % LANES; }
+// `count` less `at`, and zero where that would be negative.
+__device__ __forceinline__ unsigned left_of(unsigned count, unsigned at) { return at < count ? count - at : 0; }
+
+// Takes the next tile's greatest logit. `top` is that of this thread's octets or words, and of the block at the end;
+// one barrier.
+__device__ __forceinline__ float take_top(float top, unsigned tile, Reference& reference, Shared& shared)
 {
-    const unsigned t = threadIdx.x, lane = t % LANES, part = t / LANES;
     top = block_top<THREADS / 32>(top, shared.warps);
     reference.take(top);
-    if (t == 0) {
+    if (threadIdx.x == 0) {
         shared.references[tile] = reference.at;
     }
-    const unsigned first = part * ROWS * LANES + lane;
-    H* const in = logits + first;
-    const unsigned left = WHOLE || first >= count ? 0 : count - first;
-    float w[ROWS];
-#pragma unroll
-    for (unsigned i = 0; i < ROWS; i++) {
-        // Behind the end stands a weight of +0.0, which changes no sum that began at +0.0.
-        w[i] = weight_of(WHOLE || i * LANES < left ? narrow::widen(in[i * LANES]) : MINUS_INFINITY, reference.at);
-    }
-    if (KEEP) {
-#pragma unroll
-        for (unsigned i = 0; i < ROWS; i += 2) {
-            const unsigned word = narrow::round2(lifted(w[i], H()), lifted(w[i + 1], H()), H());
-            if (WHOLE || i * LANES < left) {
-                in[i * LANES] = H{(unsigned short)word};
-            }
-            if (WHOLE || (i + 1) * LANES < left) {
-                in[(i + 1) * LANES] = H{(unsigned short)(word >> 16)};
-            }
-        }
-    }
+    return top;
+}
+
+// Adds this thread's weights of a tile to its lane's sum; one barrier. Behind the row's end stand weights of +0.0, which
+// change no sum that began at +0.0.
+__device__ __forceinline__ void add_weights(const float (&w)[ROWS], bool first, const Reference& reference, Shared& shared)
+{
+    const unsigned lane = threadIdx.x % LANES, part = threadIdx.x / LANES;
 #pragma unroll
     for (unsigned p = 0; p < PARTS; p++) {
         if (p > 0) {
             __syncthreads();
         }
         if (part == p) {
-            float sum = tile == 0 && p == 0 ? 0.0f : shared.lanes[lane];
+            float sum = first && p == 0 ? 0.0f : shared.lanes[lane];
             sum = p == 0 ? reference.moved(sum) : sum;
 #pragma unroll
             for (unsigned i = 0; i < ROWS; i++) {
@@ -242,7 +234,75 @@ __device__ __forceinline__ float take_tile(H* logits, unsigned count, unsigned t
             shared.lanes[lane] = sum;
         }
     }
-    return top;
+}
+
+// A tile of `count` logits in shared memory becomes weights, rounded. It gives its greatest logit, a NaN if one is.
+template <bool WHOLE, typename H>
+__device__ __forceinline__ float take_kept_tile(H* logits, unsigned count, unsigned tile, Reference& reference,
+                                                Shared& shared)
+{
+    Top<H> top;
+    H* const own = logits + 8 * threadIdx.x;
+    const unsigned behind = left_of(count, 8 * threadIdx.x);
+#pragma unroll
+    for (unsigned i = 0; i < OCTETS; i++) {
+        if (WHOLE || 8 * i * THREADS < behind) {
+            // A thread reads here only what it copied itself.
+            top.take(octet_at(own + 8 * i * THREADS));
+        }
+    }
+    const float tile_top = take_top(top.value(), tile, reference, shared);
+    H* const in = logits + first_place();
+    const unsigned left = left_of(count, first_place());
+    float w[ROWS];
+#pragma unroll
+    for (unsigned i = 0; i < ROWS; i++) {
+        w[i] = weight_of(WHOLE || i * LANES < left ? narrow::widen(in[i * LANES]) : MINUS_INFINITY, reference.at);
+    }
+#pragma unroll
+    for (unsigned i = 0; i < ROWS; i += 2) {
+        const unsigned word = narrow::round2(lifted(w[i], H()), lifted(w[i + 1], H()), H());
+        if (WHOLE || i * LANES < left) {
+            in[i * LANES] = H{(unsigned short)word};
+        }
+        if (WHOLE || (i + 1) * LANES < left) {
+            in[(i + 1) * LANES] = H{(unsigned short)(word >> 16)};
+        }
+    }
+    add_weights(w, tile == 0, reference, shared);
+    return tile_top;
+}
+
+// The gradient of a tile of weights leaves to `due`, and the next row's tile comes into its place from `next`; either
+// pointer may be null.
+template <typename H>
+__device__ __forceinline__ void exchange_tile(H* place, H* due, const H* next, unsigned count, float factor, bool plain)
+{
+    if (due && next && plain && count >= TILE) {
+        place += 8 * threadIdx.x, due += 8 * threadIdx.x, next += 8 * threadIdx.x;
+        uint4 x[OCTETS];
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            x[i] = octet_at(place + 8 * i * THREADS);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            octet_at(due + 8 * i * THREADS) = scaled_octet<H>(x[i], factor, true);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            copy_octet(place + 8 * i * THREADS, next + 8 * i * THREADS);
+        }
+        return;
+    }
+    for (unsigned at = 8 * threadIdx.x; at < count && at < TILE; at += 8 * THREADS) {
+        if (due) {
+            octet_at(due + at) = scaled_octet<H>(octet_at(place + at), factor, plain);
+        }
+        if (next) {
+            copy_octet(place + at, next + at);
+        }
+    }
 }
 
 // The greatest logit of a row that is not a NaN; barriers before and behind the use of `warps`.
@@ -285,10 +345,120 @@ __device__ __forceinline__ unsigned next_row(const Call<H>& c, unsigned row, int
     return row;
 }
 
+// The line of 128 bytes at `p` is read into the L2 cache.
+template <typename H>
+__device__ __forceinline__ void prefetch(const H* p)
+{
+#ifndef BITSTEP_HOST
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
+// The part of a row behind what shared memory keeps, in registers: at most TILES tiles, logits at first, then weights.
+// Here a thread serves two neighbouring lanes, so that a word is loaded and stored as it is kept.
+template <unsigned TILES, typename H>
+struct Tail {
+    static constexpr unsigned PAIRS = LANES / 2;
+    static constexpr unsigned PAIR_PARTS = THREADS / PAIRS;
+    static constexpr unsigned WORDS = TILE / 2 / THREADS;
+    // No compiler takes an array of none.
+    unsigned words[TILES == 0 ? 1 : TILES][WORDS];
+
+    // The place of this thread's first word in a tile; the others stand LANES apart.
+    static __device__ __forceinline__ unsigned place()
+    {
+        return threadIdx.x / PAIRS * WORDS * LANES + 2 * (threadIdx.x % PAIRS);
+    }
+    // The thread that holds element `at` of a tile.
+    static __device__ __forceinline__ unsigned owner(unsigned at) { return at / LANES / WORDS * PAIRS + at % LANES / 2; }
+
+    // The tile of `row` that begins at `start`.
+    __device__ __forceinline__ void load(unsigned k, const H* row, unsigned start, unsigned vocab)
+    {
+        const H* const in = row + start + place();
+        const unsigned left = left_of(vocab, start + place());
+#pragma unroll
+        for (unsigned i = 0; i < WORDS; i++) {
+            words[k][i] = i * LANES < left ? *reinterpret_cast<const unsigned*>(in + i * LANES) : absent<H>();
+        }
+    }
+    __device__ __forceinline__ float top(unsigned k) const
+    {
+        Top<H> top;
+#pragma unroll
+        for (unsigned i = 0; i < WORDS; i++) {
+            top.take(words[k][i]);
+        }
+        return top.value();
+    }
+    // Its logits become weights, rounded, which are added to the lanes' sums. `first`: there are none yet.
+    __device__ __forceinline__ void take(unsigned k, const Reference& reference, bool first, Shared& shared)
+    {
+        float2 w[WORDS];
+#pragma unroll
+        for (unsigned i = 0; i < WORDS; i++) {
+            const float2 x = narrow::widen2(words[k][i], H());
+            w[i] = make_float2(weight_of(x.x, reference.at), weight_of(x.y, reference.at));
+            words[k][i] = narrow::round2(lifted(w[i].x, H()), lifted(w[i].y, H()), H());
+        }
+        float2& lanes = reinterpret_cast<float2*>(shared.lanes)[threadIdx.x % PAIRS];
+#pragma unroll
+        for (unsigned p = 0; p < PAIR_PARTS; p++) {
+            if (p > 0) {
+                __syncthreads();
+            }
+            if (threadIdx.x / PAIRS == p) {
+                float2 sum = first && p == 0 ? make_float2(0.0f, 0.0f) : lanes;
+                if (p == 0) {
+                    sum = make_float2(reference.moved(sum.x), reference.moved(sum.y));
+                }
+#pragma unroll
+                for (unsigned i = 0; i < WORDS; i++) {
+                    sum = make_float2(__fadd_rn(sum.x, w[i].x), __fadd_rn(sum.y, w[i].y));
+                }
+                lanes = sum;
+            }
+        }
+    }
+    __device__ __forceinline__ void leave(unsigned k, H* row, unsigned start, unsigned vocab, float factor, bool plain) const
+    {
+        H* const out = row + start + place();
+        const unsigned left = left_of(vocab, start + place());
+#pragma unroll
+        for (unsigned i = 0; i < WORDS; i++) {
+            if (i * LANES < left) {
+                *reinterpret_cast<unsigned*>(out + i * LANES) = scaled_pair<H>(words[k][i], factor, plain);
+            }
+        }
+    }
+};
+
+// The row whose gradient is due.
+template <typename H>
+struct Due {
+    // Null for none.
+    H* row;
+    unsigned target;
+    float target_gradient;
+    // Whether the factors are finite.
+    bool plain;
+
+    // Puts the target's gradient over what stands there: the thread does that has written it. `kept` is what left
+    // from shared memory, by octets.
+    __device__ __forceinline__ void correct(unsigned kept) const
+    {
+        const unsigned at = target % TILE;
+        const unsigned by_octets = at / 8 % THREADS;
+        if (row && threadIdx.x == (target < kept ? by_octets : Tail<1, H>::owner(at))) {
+            row[target] = narrow::narrowed<H>(target_gradient);
+        }
+    }
+};
+
 // Rows aligned to 16 bytes, of a multiple of 8 elements and at most MOST_TILES tiles. The first `kept` elements of a
-// row stand in dynamic shared memory: all of them, or whole tiles, behind which there is room for one more. Any grid
+// row stand in dynamic shared memory: all of them, or whole tiles, behind which there are at most TAIL more. Any grid
 // works.
-template <bool SCALED, typename H>
+template <unsigned TAIL, bool SCALED, typename H>
 __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
 {
     extern __shared__ __align__(16) unsigned char bytes[];
@@ -297,11 +467,8 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
     const unsigned t = threadIdx.x, vocab = c.vocab;
     const unsigned tiles = (kept + TILE - 1) / TILE, all = (vocab + TILE - 1) / TILE;
     const float inv = c.scalars[INV_NORMALISER], scale = scale_of<SCALED>(c);
-    // The row whose gradient is due, and the gradient of its target.
-    H* due = nullptr;
-    bool due_plain = false;
-    unsigned due_target = 0;
-    float due_value = 0.0f;
+    Tail<TAIL, H> tail;
+    Due<H> due = {nullptr, 0, 0.0f, false};
     for (unsigned r = blockIdx.x;; r += gridDim.x) {
         int target = -1;
         r = next_row<THREADS, 8>(c, r, target);
@@ -311,84 +478,53 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
         Reference reference;
         float max = MINUS_INFINITY;
         for (unsigned s = 0; s < tiles + AHEAD; s++) {
+            const unsigned start = s * TILE;
             if (s < tiles) {
-                const float factor = due ? shared.factors[s] : 0.0f;
-#pragma unroll
-                for (unsigned i = 0; i < OCTETS; i++) {
-                    const unsigned at = s * TILE + 8 * (i * THREADS + t);
-                    if (at < kept) {
-                        if (due) {
-                            octet_at(due + at) = scaled_octet<H>(octet_at(cache + at), factor, due_plain);
-                        }
-                        if (next) {
-                            copy_octet(cache + at, next + at);
-                        }
-                    }
-                }
+                exchange_tile<H>(cache + start, due.row ? due.row + start : nullptr, next ? next + start : nullptr,
+                                 kept - start, due.row ? shared.factors[s] : 0.0f, due.plain);
             }
             copy_async_commit();
-            if (next && s >= AHEAD) {
-                copy_async_wait<AHEAD>();
-                const unsigned tile = s - AHEAD, start = tile * TILE;
-                Top<H> top;
+            if (TAIL > 0 && s + 1 == AHEAD) {
 #pragma unroll
-                for (unsigned i = 0; i < OCTETS; i++) {
-                    const unsigned at = start + 8 * (i * THREADS + t);
-                    if (at < kept) {
-                        // A thread reads here only what it copied itself.
-                        top.take(octet_at(cache + at));
+                for (unsigned k = 0; k < TAIL; k++) {
+                    if (due.row && tiles + k < all) {
+                        tail.leave(k, due.row, (tiles + k) * TILE, vocab, shared.factors[tiles + k], due.plain);
                     }
                 }
-                const float tile_max =
-                    kept - start >= TILE
-                        ? take_tile<true, true>(cache + start, TILE, tile, top.value(), reference, shared)
-                        : take_tile<false, true>(cache + start, kept - start, tile, top.value(), reference, shared);
-                max = greater_or_nan(max, tile_max);
+                for (unsigned at = kept + 64 * t; next && at < vocab; at += 64 * THREADS) {
+                    prefetch(next + at);
+                }
+            }
+            if (next && s >= AHEAD) {
+                copy_async_wait<AHEAD>();
+                const unsigned tile = s - AHEAD, first = tile * TILE;
+                const float top = kept - first >= TILE
+                                      ? take_kept_tile<true>(cache + first, TILE, tile, reference, shared)
+                                      : take_kept_tile<false>(cache + first, kept - first, tile, reference, shared);
+                max = greater_or_nan(max, top);
             }
         }
-        // The thread that wrote this place a moment ago writes it again.
-        if (due && due_target % TILE / 8 % THREADS == t) {
-            due[due_target] = narrow::narrowed<H>(due_value);
-        }
+        due.correct(kept);
         if (!next) {
             return;
         }
-        // Tiles that are not kept pass through the place behind those that are.
-        uint4 words[OCTETS];
-        auto load = [&](unsigned tile) {
-#pragma unroll
-            for (unsigned i = 0; i < OCTETS; i++) {
-                const unsigned at = tile * TILE + 8 * (i * THREADS + t);
-                if (at < vocab) {
-                    words[i] = octet_at(next + at);
-                }
-            }
-        };
-        if (tiles < all) {
-            load(tiles);
+        if (TAIL > 0) {
+            tail.load(0, next, kept, vocab);
         }
-        for (unsigned tile = tiles; tile < all; tile++) {
-            const unsigned start = tile * TILE;
-            Top<H> top;
 #pragma unroll
-            for (unsigned i = 0; i < OCTETS; i++) {
-                const unsigned at = 8 * (i * THREADS + t);
-                if (start + at < vocab) {
-                    top.take(words[i]);
-                    octet_at(cache + kept + at) = words[i];
+        for (unsigned k = 0; k < TAIL; k++) {
+            const unsigned tile = tiles + k;
+            if (tile < all) {
+                if (k + 1 < TAIL) {
+                    tail.load(k + 1, next, (tile + 1) * TILE, vocab);
                 }
+                max = greater_or_nan(max, take_top(tail.top(k), tile, reference, shared));
+                tail.take(k, reference, tile == 0, shared);
             }
-            if (tile + 1 < all) {
-                load(tile + 1);
-            }
-            const float tile_max =
-                vocab - start >= TILE
-                    ? take_tile<true, false>(cache + kept, TILE, tile, top.value(), reference, shared)
-                    : take_tile<false, false>(cache + kept, vocab - start, tile, top.value(), reference, shared);
-            max = greater_or_nan(max, tile_max);
         }
         __syncthreads();
-        const Softmax<SCALED, H> row(reference.at, contract::fold_shared(shared.lanes), x_target, weight, inv, scale);
+        const float sum = contract::fold_shared(shared.lanes);
+        const Softmax<SCALED, H> row(reference.at, sum, x_target, weight, inv, scale);
         if (!row.ordinary) {
             max = greatest_number<THREADS / 32>(next, vocab, shared.warps);
         }
@@ -397,26 +533,12 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
             c.row_hit[r] = x_target == max;
         }
         if (c.gradient) {
-            due = next;
-            due_plain = is_finite(row.factor);
-            due_target = target;
-            due_value = row.target_gradient;
+            due = {next, (unsigned)target, row.target_gradient, is_finite(row.factor)};
             for (unsigned i = t; i < all; i += THREADS) {
                 const float moved = softmax::half_weight(__fsub_rn(reference.at, shared.references[i]));
                 shared.factors[i] = __fmul_rn(row.factor, moved);
             }
             __syncthreads();
-            for (unsigned tile = tiles; tile < all; tile++) {
-                load(tile);
-#pragma unroll
-                for (unsigned i = 0; i < OCTETS; i++) {
-                    const unsigned at = tile * TILE + 8 * (i * THREADS + t);
-                    if (at < vocab) {
-                        const uint4 weights = weights_octet<H>(words[i], shared.references[tile]);
-                        octet_at(due + at) = scaled_octet<H>(weights, shared.factors[tile], due_plain);
-                    }
-                }
-            }
         }
     }
 }
@@ -577,12 +699,20 @@ __device__ __forceinline__ void warp_row(const Call<H>& c)
         targets, weights, scalars, CROSS_ENTROPY_SCALE, row_loss, row_hit, logits, rows, vocab, gradient      \
     }
 
+// Tiles behind the kept part of a long row.
+#define CROSS_ENTROPY_TAIL 5
+
 // Rows of at most 256 or 1,024 logits go four a block.
 #define CROSS_ENTROPY_ENTRIES(H, SCALED)                                                                     \
     extern "C" __global__ void __launch_bounds__(cross_entropy::THREADS, 2) cross_entropy_##H(                \
-        CROSS_ENTROPY_PARAMETERS(H), unsigned kept, unsigned gradient)                       \
+        CROSS_ENTROPY_PARAMETERS(H), unsigned kept, unsigned gradient)                                       \
     {                                                                                                         \
-        cross_entropy::block_rows<SCALED>(CROSS_ENTROPY_CALL(H), kept);                                \
+        cross_entropy::block_rows<0, SCALED>(CROSS_ENTROPY_CALL(H), kept);                                    \
+    }                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(cross_entropy::THREADS, 1) cross_entropy_##H##_long(         \
+        CROSS_ENTROPY_PARAMETERS(H), unsigned kept, unsigned gradient)                                       \
+    {                                                                                                         \
+        cross_entropy::block_rows<CROSS_ENTROPY_TAIL, SCALED>(CROSS_ENTROPY_CALL(H), kept);                   \
     }                                                                                                         \
     extern "C" __global__ void __launch_bounds__(LANES, 2) cross_entropy_##H##_any(                           \
         CROSS_ENTROPY_PARAMETERS(H), unsigned gradient)                                      \
