@@ -25,9 +25,8 @@ template <class T, int D, int A, int S> struct Strip {
 __device__ __forceinline__ unsigned strip_number() { return blockIdx.x * STRIP_WARPS + threadIdx.x / 32; }
 
 // Two neighbouring factors; zeros where they do not exist.
-__device__ __forceinline__ unsigned pair_at(const unsigned short* matrix, unsigned line, unsigned width, unsigned at,
-                                            bool exists) {
-    return exists ? __ldg((const unsigned*)(matrix + (size_t)line * width + at)) : 0;
+__device__ __forceinline__ unsigned pair_at(const unsigned short* at, bool exists) {
+    return exists ? __ldg((const unsigned*)at) : 0;
 }
 
 // The left factors of the step from term `k` on, of which `terms` exist: rows of `matrix` that start `width` elements
@@ -35,12 +34,14 @@ __device__ __forceinline__ unsigned pair_at(const unsigned short* matrix, unsign
 template <class Tile>
 __device__ __forceinline__ void left_factors(const unsigned short* matrix, unsigned row0, unsigned rows, unsigned width,
                                              unsigned k, unsigned terms, unsigned (&out)[Tile::DOWN][4]) {
+    const unsigned row = row0 + lane_id() / 4, term = k + lane_id() % 4 * 2;
+    const unsigned short* first = matrix + (size_t)row * width + term;
 #pragma unroll
     for (int i = 0; i < Tile::DOWN; ++i) {
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
-            const unsigned row = row0 + i * 16 + q % 2 * 8 + lane_id() / 4, term = k + q / 2 * 8 + lane_id() % 4 * 2;
-            out[i][q] = pair_at(matrix, row, width, term, row < rows && term < terms);
+            const unsigned down = i * 16 + q % 2 * 8;
+            out[i][q] = pair_at(first + down * width + q / 2 * 8, row + down < rows && term + q / 2 * 8 < terms);
         }
     }
 }
@@ -60,6 +61,31 @@ template <class Tile> __device__ __forceinline__ void clear_strip(typename Tile:
     for (int i = 0; i < Tile::DOWN; ++i) {
 #pragma unroll
         for (int j = 0; j < Tile::ACROSS; ++j) acc[i][j][0] = acc[i][j][1] = acc[i][j][2] = acc[i][j][3] = 0.0f;
+    }
+}
+
+// The sums of a span: rows of `s` that start `width` elements apart times rows of `b`, of which `columns` exist from
+// `column0` on.
+template <class Tile>
+__device__ __forceinline__ void span_sums(const unsigned short* s, const unsigned short* b, unsigned row0, unsigned rows,
+                                          unsigned width, unsigned column0, unsigned columns, unsigned rank,
+                                          typename Tile::Sums& acc) {
+    clear_strip<Tile>(acc);
+    // Short chains gain nothing from more registers.
+#pragma unroll 1
+    for (unsigned k = 0; k < rank; k += 16) {
+        unsigned left[Tile::DOWN][4], right[Tile::ACROSS][2];
+        const unsigned column = column0 + lane_id() / 4, term = k + lane_id() % 4 * 2;
+        const unsigned short* first = b + (size_t)column * rank + term;
+#pragma unroll
+        for (int j = 0; j < Tile::ACROSS; ++j) {
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
+                right[j][q] = pair_at(first + j * 8 * rank + q * 8, column + j * 8 < columns && term + q * 8 < rank);
+            }
+        }
+        left_factors<Tile>(s, row0, rows, width, k, rank, left);
+        strip_step<Tile>(acc, left, right);
     }
 }
 
@@ -84,21 +110,8 @@ __device__ __forceinline__ void lora_up_strip(const unsigned short* s, const uns
 #pragma unroll
     for (int i = 0; i < Tile::SPANS; ++i) {
         typename Tile::Sums acc;
-        clear_strip<Tile>(acc);
-        for (unsigned k = 0; k < of.rank; k += 16) {
-            unsigned left[Tile::DOWN][4], right[Tile::ACROSS][2];
-#pragma unroll
-            for (int j = 0; j < Tile::ACROSS; ++j) {
-                const unsigned column = column0 + i * Tile::SPAN + j * 8 + lane_id() / 4;
-#pragma unroll
-                for (int q = 0; q < 2; ++q) {
-                    const unsigned term = k + q * 8 + lane_id() % 4 * 2;
-                    right[j][q] = pair_at(b, part.row + column, of.rank, term, column < part.columns && term < of.rank);
-                }
-            }
-            left_factors<Tile>(s + part.index * of.rank, row0, rows, of.ranks, k, of.rank, left);
-            strip_step<Tile>(acc, left, right);
-        }
+        span_sums<Tile>(s + part.index * of.rank, b + (size_t)part.row * of.rank, row0, rows, of.ranks,
+                        column0 + i * Tile::SPAN, part.columns, of.rank, acc);
         finish_all(span(i), held[i], acc, [&](float sum, float old) { return __fmaf_rn(scale, sum, old); });
     }
 }
@@ -167,6 +180,7 @@ __device__ __forceinline__ void lora_down_grad_strip(const unsigned short* ds, c
         typename Tile::Sums acc;
         clear_strip<Tile>(acc);
         turned.load(a, 0, ranks, first, n_in, chunks);
+#pragma unroll 1
         for (unsigned k = 0; k < ranks; k += 16) {
             // The lines of the step before are read by now.
             __syncwarp();

@@ -19,7 +19,7 @@ use crate::shape::Math;
 const MOST_PARTS: usize = 4;
 
 /// Warps of a block whose warps compute alone; the kernels say so too.
-const STRIP_WARPS: usize = 4;
+pub(super) const STRIP_WARPS: usize = 4;
 
 /// Shared memory of a strip that turns 16 rows of 32 columns of `a`.
 const TURNED_BYTES: usize = 16 * 32 * 2;

@@ -31,6 +31,7 @@ pub mod lanes;
 pub mod late;
 mod launch;
 pub mod lora;
+mod lora_together;
 pub mod matmul;
 mod matmul_tensor;
 pub mod module;
