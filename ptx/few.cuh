@@ -52,12 +52,7 @@ struct Rounded {
 
     __device__ __forceinline__ explicit Rounded(const float (&v)[4])
         : words{narrow::round2(v[0], v[1], T()), narrow::round2(v[2], v[3], T())} {
-        // A NaN makes the sum one. NaNs are rare, so that all are asked for at once; a loop is nothing that a predicate can stand for.
-        const float sum = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
-        if (sum == sum) return;
-#pragma unroll
-        for (unsigned i = 0; i < 2; ++i)
-            while (narrow::nan_halves(words[i]) != 0) words[i] = narrow::canonical2<T>(words[i]);
+        quads::mend_nans<T>(words, __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3])));
     }
     /// Writes the elements from `W * i` on.
     template <unsigned W>
