@@ -10,6 +10,7 @@ mod gpu;
 mod halves;
 mod independence;
 mod lockstep;
+mod lora;
 mod mamba;
 mod passes;
 mod policy;
