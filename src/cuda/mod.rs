@@ -32,7 +32,6 @@ pub mod lanes;
 pub mod late;
 mod launch;
 pub mod lora;
-mod lora_together;
 pub mod matmul;
 mod matmul_tensor;
 pub mod module;
