@@ -10,7 +10,6 @@ mod gpu;
 mod halves;
 mod independence;
 mod lockstep;
-mod lora;
 mod mamba;
 mod passes;
 mod policy;
