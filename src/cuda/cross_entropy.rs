@@ -184,16 +184,11 @@ pub fn loss_sum(op: &LossSum, call: &PlacedCall, _device: &DeviceShape) -> CallL
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::call::H200;
     use crate::layout::Region;
     use crate::num::tree::TokenSum;
     use crate::op::{Op, OpCall};
     use crate::shape::Math;
-
-    const H200: DeviceShape = DeviceShape {
-        multiprocessors: 132,
-        shared_bytes_per_block: 232_448,
-        warpgroups: true,
-    };
 
     fn placed(op: impl Into<Op>, reads: usize, writes: usize) -> PlacedCall {
         let regions = |n: usize, from: usize| {

@@ -1,14 +1,9 @@
 //! Tests of the launches of adapters.
 
 use super::*;
+use crate::cuda::call::H200;
 use crate::num::tree::TokenSum;
 use crate::op::{Op, OpCall};
-
-const H200: DeviceShape = DeviceShape {
-    multiprocessors: 132,
-    shared_bytes_per_block: 232_448,
-    warpgroups: true,
-};
 
 /// A call whose operands stand one after another, each at a multiple of 256 bytes.
 fn placed(op: impl Into<Op>) -> PlacedCall {
