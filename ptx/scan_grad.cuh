@@ -447,7 +447,7 @@ __device__ __forceinline__ void backward(const Backward<T>& at, const Sizes& siz
 
 /// `flags`: 1 for whole quads, 2 with the gradients of the weights, 4 with that of the first states, 8 with `out`.
 #define SCAN_GRAD_ENTRY(NAME, T, G, RAGGED)                                                                            \
-    extern "C" __global__ void __launch_bounds__(128, scan_grad::blocks(G, sizeof(T)))                                 \
+    extern "C" __global__ void __launch_bounds__(128, scan_grad::blocks<T>(G))                                         \
     NAME(const T* __restrict__ dout, const T* __restrict__ u, const T* __restrict__ dt, const T* __restrict__ bc,      \
          const T* __restrict__ xz, const float* __restrict__ a_log, const float* __restrict__ skip,                    \
          const float* __restrict__ dt_bias, const float* __restrict__ starts, T* __restrict__ du, T* __restrict__ ddt, \

@@ -11,8 +11,11 @@ __device__ constexpr unsigned HALF = TILE / 2;
 /// Positions whose sums a thread holds at once.
 __device__ constexpr unsigned FOUR = 4;
 
-/// Blocks of a multiprocessor, as their shared memory and the registers for elements of so many bytes allow.
-__device__ constexpr unsigned blocks(unsigned g, unsigned bytes) { return g == 4 || (g == 8 && bytes == 2) ? 3 : 2; }
+/// Blocks of a multiprocessor, as their shared memory and the registers for their elements allow.
+template <typename T>
+__device__ constexpr unsigned blocks(unsigned g) {
+    return g == 4 || (g == 8 && sizeof(T) == 2) ? 3 : 2;
+}
 
 template <typename T>
 struct Backward {
