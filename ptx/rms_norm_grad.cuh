@@ -6,10 +6,8 @@
 // sums; rms_norm_grad_folds_f32.cu folds those. Rows that do not fit in shared memory are read from memory, for the
 // chains a second time.
 //
-// Where dh and r are small enough to be read twice from the L2 cache, blocks of two kinds share neither
-// pieces nor arrivals: some serve rows, the others a few columns of the weight over all tokens.
+// Where dh and r are small enough to be read twice from the L2 cache, some blocks serve rows, the others the chains.
 #pragma once
-#include "async.cuh"
 #include "contract.cuh"
 #include "storage.cuh"
 
@@ -30,7 +28,6 @@ struct Params {
     const float* rstd;
     float* dr;
     H* ddelta;
-    float* dweight;
     TokenCut cut;
     unsigned d;
     unsigned flags;
@@ -188,10 +185,8 @@ __device__ __forceinline__ void short_row_gradient(const Params<H>& p, unsigned 
     });
 }
 
-/// Blocks that are split by their kind: threads, columns of a block of columns, and the most pieces of a sum.
+/// Threads of a block where blocks are split by their kind.
 __device__ constexpr unsigned SPLIT_THREADS = 256;
-__device__ constexpr unsigned SPLIT_COLUMNS = 8;
-__device__ constexpr unsigned SPLIT_PIECES = 256;
 
 /// The chain of column j over the tokens from `first` on, a multiple of 4, to `end`; 32 tokens are under way
 /// together.
@@ -222,40 +217,16 @@ __device__ __forceinline__ float piece_chain(const Params<H>& p, unsigned first,
     return acc;
 }
 
-/// The weight gradient of a few columns over all tokens of one grain: a thread a piece and column, then the
-/// tree, eight nodes a thread and round.
+/// Some blocks leave the partial sums of one grain, a thread a piece and column; the others serve rows.
 template <typename H>
-__device__ __forceinline__ void columns_alone(const Params<H>& p, unsigned first_column) {
-    __shared__ float leaves[SPLIT_PIECES][SPLIT_COLUMNS];
-    constexpr unsigned LINES = SPLIT_THREADS / SPLIT_COLUMNS;
-    const unsigned c = threadIdx.x % SPLIT_COLUMNS, line = threadIdx.x / SPLIT_COLUMNS, j = first_column + c;
-    const unsigned pieces = p.cut.pieces(0);
-    if (j < p.d) {
-        for (unsigned q = line; q < pieces; q += LINES) leaves[q][c] = piece_chain(p, p.cut.first(0, q), p.cut.end(0, q), j);
-    }
-    __syncthreads();
-    for (unsigned span = 1; span < pieces; span *= 8) {
-        const unsigned nodes = (pieces + span - 1) / span, groups = (nodes + 7) / 8;
-        for (unsigned g = line; g < groups; g += LINES) {
-            const unsigned n = nodes - 8 * g < 8 ? nodes - 8 * g : 8;
-            float leaf[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) leaf[i] = i < n ? leaves[(8 * g + i) * span][c] : 0.0f;
-            leaves[8 * g * span][c] = contract::tree_registers(leaf, n);
-        }
-        __syncthreads();
-    }
-    if (line == 0 && j < p.d) p.dweight[j] = leaves[0][c];
-}
-
-template <typename H>
-__device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
-    const unsigned column_blocks = (p.d + SPLIT_COLUMNS - 1) / SPLIT_COLUMNS;
-    if (blockIdx.x < column_blocks) {
-        columns_alone(p, blockIdx.x * SPLIT_COLUMNS);
+__device__ __forceinline__ void rows_or_pieces(const Params<H>& p) {
+    const unsigned sums = p.cut.pieces(0) * p.d, sum_blocks = (sums + SPLIT_THREADS - 1) / SPLIT_THREADS;
+    if (blockIdx.x < sum_blocks) {
+        const unsigned sum = blockIdx.x * SPLIT_THREADS + threadIdx.x, piece = sum / p.d, j = sum - piece * p.d;
+        if (sum < sums) p.partials[sum] = piece_chain(p, p.cut.first(0, piece), p.cut.end(0, piece), j);
         return;
     }
-    const unsigned t = (blockIdx.x - column_blocks) * (SPLIT_THREADS / 32) + threadIdx.x / 32;
+    const unsigned t = (blockIdx.x - sum_blocks) * (SPLIT_THREADS / 32) + threadIdx.x / 32;
     if (t >= p.cut.tokens) return;
     if (p.d <= SHORT_ROW) short_row_gradient(p, t);
     else row_from_memory<true>(p, t);
@@ -271,14 +242,14 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
     extern "C" __global__ void __launch_bounds__(128)                                                         \
     NAME(NORM_GRAD_OPERANDS(H), unsigned rows, unsigned d, unsigned flags) {                                  \
         norm_grad::rows_alone<QUADS>(norm_grad::Params<storage::H>{                                           \
-            dh, r, weight, rstd, dr, ddelta, nullptr, {rows, rows, rows, 1}, d, flags, nullptr});             \
+            dh, r, weight, rstd, dr, ddelta, {rows, rows, rows, 1}, d, flags, nullptr});                      \
     }
 
 #define NORM_GRAD_PIECES(NAME, H, BOUNDS, BODY)                                                               \
     extern "C" __global__ void __launch_bounds__ BOUNDS                                                       \
     NAME(NORM_GRAD_OPERANDS(H), unsigned tokens, unsigned grain, unsigned piece, unsigned d, unsigned flags,  \
          float* partials) {                                                                                   \
-        const norm_grad::Params<storage::H> p{dh, r, weight, rstd, dr, ddelta, nullptr,                       \
+        const norm_grad::Params<storage::H> p{dh, r, weight, rstd, dr, ddelta,                                \
                                               {tokens, grain, piece, 1}, d, flags, partials};                 \
         BODY;                                                                                                 \
     }
@@ -287,22 +258,14 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
     NORM_GRAD_PIECES(NAME, H, BOUNDS, extern __shared__ __align__(16) float rows[];                           \
                      (norm_grad::piece_by_relay<QUADS, true>(p, rows)))
 
-#define NORM_GRAD_RELAY_ROWS(NAME, H, BOUNDS, QUADS)                                                           \
+#define NORM_GRAD_RELAY_ROWS(NAME, H, BOUNDS, QUADS)                                                          \
     extern "C" __global__ void __launch_bounds__ BOUNDS                                                       \
     NAME(NORM_GRAD_OPERANDS(H), unsigned rows, unsigned piece, unsigned d, unsigned flags) {                  \
         extern __shared__ __align__(16) float shared[];                                                       \
         norm_grad::piece_by_relay<QUADS, false>(                                                              \
             norm_grad::Params<storage::H>{                                                                    \
-                dh, r, weight, rstd, dr, ddelta, nullptr, {rows, rows, piece, 1}, d, flags, nullptr},         \
+                dh, r, weight, rstd, dr, ddelta, {rows, rows, piece, 1}, d, flags, nullptr},                  \
             shared);                                                                                          \
-    }
-
-#define NORM_GRAD_SPLIT(NAME, H)                                                                              \
-    extern "C" __global__ void __launch_bounds__(norm_grad::SPLIT_THREADS, 2)                                 \
-    NAME(NORM_GRAD_OPERANDS(H), float* __restrict__ dweight, unsigned tokens, unsigned piece, unsigned d,     \
-         unsigned flags) {                                                                                    \
-        norm_grad::rows_or_columns(norm_grad::Params<storage::H>{                                             \
-            dh, r, weight, rstd, dr, ddelta, dweight, {tokens, tokens, piece, 1}, d, flags, nullptr});        \
     }
 
 #define RMS_NORM_GRAD_ENTRIES(H)                                                                              \
@@ -317,4 +280,4 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
     NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_768, H, (128, 4), 6)                                        \
     NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_1024, H, (128, 4), 8)                                       \
     NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_2048, H, (128, 2), 16)                                      \
-    NORM_GRAD_SPLIT(rms_norm_grad_##H##_split, H)
+    NORM_GRAD_PIECES(rms_norm_grad_##H##_split, H, (norm_grad::SPLIT_THREADS, 2), norm_grad::rows_or_pieces(p))

@@ -3,6 +3,7 @@
 // way while others are computed and no barrier holds up a warp. The columns' chains lie in shared memory, one for
 // the block; the warp with a piece's first row begins them, and each hands them on to the warp with the next row.
 #pragma once
+#include "async.cuh"
 #include "rms_norm_grad.cuh"
 
 namespace norm_grad {

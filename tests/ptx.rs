@@ -17,6 +17,7 @@ use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::mamba::{Mamba, Windows};
 use bitstep::model::mamba_config::{Decay, MambaFamily};
 use bitstep::model::{Family, MambaConfig, ModelConfig};
+use bitstep::num::nf4::Quantisation;
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::Op;
 use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
@@ -224,7 +225,7 @@ pub(crate) fn plans() -> Vec<Plan> {
             }
         }
     }
-    for base in [Base::Plain, Base::Nf4] {
+    for base in [Base::Plain, Base::Nf4(Quantisation::Once)] {
         for (rank, d_model, head_dim, grain) in [(16, 128, 32, 2), (3, 36, 6, 1)] {
             let lora = LoraConfig {
                 rank,

@@ -11,6 +11,7 @@ use crate::error::{Error, ExitCode, RunError};
 use crate::io::ModelFolder;
 use crate::model::AnyConfig;
 use crate::model::params::Training;
+use crate::num::nf4::Quantisation;
 use crate::plan::{Plan, PlanConfig, ProgramKind, Stored};
 
 /// The longest sequence a model folder is planned for, which states no batch of its own.
@@ -178,14 +179,16 @@ fn training_name(training: Training) -> &'static str {
         Training::Undecayed => "undecayed",
         Training::Frozen => "frozen",
         Training::FrozenProduct => "frozen for products",
-        Training::Packed => "frozen nf4",
+        Training::Packed(Quantisation::Once) => "frozen nf4",
+        Training::Packed(Quantisation::Double) => "frozen nf4, doubly quantised",
     }
 }
 
 /// All parameters, and how many elements each kind has.
 fn parameters_text(plan: &Plan) -> String {
     let always = [Training::Decayed, Training::Undecayed, Training::Frozen];
-    let kinds = [Training::FrozenProduct, Training::Packed];
+    let packed = [Quantisation::Once, Quantisation::Double].map(Training::Packed);
+    let kinds = [&[Training::FrozenProduct], &packed[..]].concat();
     let count = |kind: Training| -> usize {
         let params = plan.params.iter().filter(|p| p.training == kind);
         let values = params.filter(|p| p.stored != Stored::Maxima);

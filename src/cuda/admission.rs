@@ -3,11 +3,13 @@
 
 use super::arena::CudaArena;
 use super::backend::CudaBackend;
+use super::cancelling::Cancelling;
+use super::gemm::Algorithm;
 use super::graph::{self, Expected, GraphProducts};
 use super::graph_edges::Issued;
 use super::issue::launches;
 use super::lanes::Lane;
-use super::products::{Products, Provider, library_product};
+use super::products::{LibraryProduct, Products, Provider, library_product};
 use crate::error::DeviceError;
 use crate::layout::{PlacedCall, Region};
 
@@ -49,7 +51,8 @@ impl CudaBackend {
             self.run(arena, own.clone(), Lane::Main)
         })?;
         let mut best = (timed, Provider::Own);
-        for algorithm in lt.candidates(&product.shape)? {
+        let candidates = lt.candidates(&product.shape)?;
+        for algorithm in self.order_kept(arena, call, &product, candidates)? {
             self.products.pin(call, Provider::Library(algorithm));
             restore()?;
             // A candidate that fails to launch is no candidate.
@@ -67,6 +70,63 @@ impl CudaBackend {
         // Candidates that were refused, or that added more than once, have left their own bits behind.
         restore()?;
         self.run(arena, own, Lane::Main).map(drop)
+    }
+
+    /// The candidates that keep the contract's order of sums also where every bit of the output shows it. The operands hold afterwards
+    /// what they held before.
+    fn order_kept(
+        &self,
+        arena: &CudaArena,
+        call: &PlacedCall,
+        product: &LibraryProduct,
+        candidates: Vec<Algorithm>,
+    ) -> Result<Vec<Algorithm>, DeviceError> {
+        let Some(Cancelling { a, b }) = Cancelling::of(&product.shape) else {
+            return Ok(candidates);
+        };
+        let bias = product.bias.map(|region| (region, vec![0; region.bytes]));
+        let replaced = [(product.a, a), (product.b, b)].into_iter().chain(bias);
+        let mut before = Vec::new();
+        for (whole, bytes) in replaced {
+            let region = Region {
+                bytes: bytes.len(),
+                ..whole
+            };
+            let mut old = vec![0; bytes.len()];
+            arena.read(region, &mut old)?;
+            arena.write(region, &bytes)?;
+            before.push((region, old));
+        }
+        let kept = self.same_as_own(arena, call, candidates);
+        for (region, old) in before {
+            arena.write(region, &old)?;
+        }
+        kept
+    }
+
+    /// The candidates whose output on the operands as they are has the bits of the own kernel's.
+    fn same_as_own(
+        &self,
+        arena: &CudaArena,
+        call: &PlacedCall,
+        candidates: Vec<Algorithm>,
+    ) -> Result<Vec<Algorithm>, DeviceError> {
+        let output = [call.writes[0]];
+        let own = launches(&call.call.op, call, &self.device.shape());
+        arena.fill(output[0], 0)?;
+        self.run(arena, own, Lane::Main)?;
+        let expected = self.digests(arena, &output)?;
+        let mut kept = Vec::new();
+        for algorithm in candidates {
+            self.products.pin(call, Provider::Library(algorithm));
+            arena.fill(output[0], 0)?;
+            // A candidate that fails to launch is no candidate.
+            let issued = self.issue(arena, call, Lane::Main);
+            if issued.is_ok() && self.digests(arena, &output)? == expected {
+                kept.push(algorithm);
+            }
+        }
+        Ok(kept)
     }
 
     /// Milliseconds of one call as a graph runs it: among its like, with whatever the library adds to its kernel, and

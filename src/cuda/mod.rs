@@ -11,6 +11,7 @@ pub mod backend;
 mod bandwidth;
 pub mod bias;
 pub mod call;
+mod cancelling;
 pub mod carry_state;
 pub mod clip;
 pub mod conv1d;

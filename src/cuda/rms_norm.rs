@@ -100,12 +100,11 @@ impl Relay {
 const RELAY_WARPS: usize = 4;
 const RELAY_ROWS: usize = 8;
 
-/// Rows of a block that serves rows alone, beside others that serve this many columns of the weight.
+/// Threads and rows of a block where some blocks serve rows and others the chains of a piece and column a thread.
+const SPLIT_THREADS: usize = 256;
 const SPLIT_ROWS: usize = 8;
-const SPLIT_COLUMNS: usize = 8;
-/// The most pieces, tokens and elements for which these kinds of block are told apart: dh and r are then
-/// read twice, from the L2 cache, and a block reads its columns of all tokens.
-const SPLIT_PIECES: usize = 256;
+/// The most tokens and elements for which these kinds of block are told apart: dh and r are then read twice, from
+/// the L2 cache.
 const SPLIT_TOKENS: usize = 2048;
 const SPLIT_ELEMENTS: usize = 1 << 21;
 
@@ -148,29 +147,14 @@ impl Operands {
     }
 }
 
-/// Whether blocks that need nothing from each other serve both gradients: those of a small call of aligned rows.
+/// Whether some blocks serve rows and others the chains: for a small call of aligned rows.
 fn is_split(op: &RmsNormGrad, operands: &Operands) -> bool {
     let (d, cut) = (op.d_model, Cut::new(&op.sum));
     let small = cut.tokens <= SPLIT_TOKENS && cut.tokens * d <= SPLIT_ELEMENTS;
-    let one_tree = cut.grains() == 1 && cut.pieces() <= SPLIT_PIECES;
     // The chains read `rstd` by fours too.
     let rstd = operands.regions[3];
     let quads = operands.quads(d) && rstd.offset.is_multiple_of(16);
-    small && one_tree && quads && cut.piece.is_multiple_of(4)
-}
-
-/// Both gradients by such blocks.
-fn grad_split(op: &RmsNormGrad, operands: &Operands) -> CallLaunches {
-    let (d, cut) = (op.d_model, Cut::new(&op.sum));
-    let mut args = operands.args();
-    args.extend(numbers([cut.tokens, cut.piece, d, operands.flags]));
-    let blocks = d.div_ceil(SPLIT_COLUMNS) + cut.tokens.div_ceil(SPLIT_ROWS);
-    one(
-        entry!(op.math, "rms_norm_grad", "_split"),
-        [blocks, 1],
-        [number(32 * SPLIT_ROWS), 1],
-        args,
-    )
+    small && quads && cut.grains() == 1 && cut.piece.is_multiple_of(4)
 }
 
 /// The input gradient alone.
@@ -198,8 +182,7 @@ pub fn grad(op: &RmsNormGrad, call: &PlacedCall, device: &DeviceShape) -> CallLa
     }
     let operands = Operands::of(op, call);
     match operands.dweight {
-        Some(dweight) if op.sum.tokens == 0 => no_tokens(&[dweight]),
-        Some(_) => grad_split(op, &operands),
+        Some(dweight) => no_tokens(&[dweight]),
         None => grad_rows(op, &operands),
     }
 }
@@ -284,7 +267,7 @@ pub(super) struct ByPieces<'c> {
 }
 
 impl<'c> ByPieces<'c> {
-    /// `None` for calls without a weight gradient, without tokens, and for small ones, which one launch serves.
+    /// `None` for calls without a weight gradient or without tokens.
     pub fn of(op: &'c RmsNormGrad, call: &PlacedCall) -> Option<Self> {
         let operands = Operands::of(op, call);
         let gradient = operands.dweight?;
@@ -293,7 +276,7 @@ impl<'c> ByPieces<'c> {
             cut: Cut::new(&op.sum),
             d_model: op.d_model,
         };
-        (!empty && !is_split(op, &operands)).then_some(ByPieces {
+        (!empty).then_some(ByPieces {
             op,
             operands,
             size,
@@ -301,26 +284,38 @@ impl<'c> ByPieces<'c> {
         })
     }
 
+    /// The kernel that leaves the partial sums, its blocks, warps of each, and bytes of shared memory.
+    fn form(&self, device: &DeviceShape) -> (&'static str, usize, usize, usize) {
+        let (op, operands) = (self.op, &self.operands);
+        let (d, math, pieces) = (op.d_model, op.math, self.size.pieces());
+        if is_split(op, operands) {
+            let chains = (pieces * d).div_ceil(SPLIT_THREADS);
+            let blocks = chains + op.sum.tokens.div_ceil(SPLIT_ROWS);
+            let entry = entry!(math, "rms_norm_grad", "_split");
+            return (entry, blocks, SPLIT_THREADS / 32, 0);
+        }
+        if let Some(relay) = Relay::of(op, device).filter(|_| operands.copied(op)) {
+            return (Relay::entry(d, math), pieces, relay.warps, relay.bytes);
+        }
+        let entry = match operands.quads(d) {
+            true => entry!(math, "rms_norm_grad", "_quads"),
+            false => entry!(math, "rms_norm_grad", ""),
+        };
+        (entry, pieces, WARPS_UNSTAGED, 0)
+    }
+
     /// The launch that leaves the partial sums at `partials`.
     pub fn pieces(&self, partials: Arg, device: &DeviceShape) -> KernelLaunch {
-        let (d, math, pieces) = (self.op.d_model, self.op.math, self.size.pieces());
-        let quads = self.operands.quads(d);
-        let relay = Relay::of(self.op, device).filter(|_| self.operands.copied(self.op));
-        let entry = match (relay, quads) {
-            (Some(_), _) => Relay::entry(d, math),
-            (None, true) => entry!(math, "rms_norm_grad", "_quads"),
-            (None, false) => entry!(math, "rms_norm_grad", ""),
-        };
+        let (entry, blocks, warps, shared_bytes) = self.form(device);
         let mut args: Vec<Arg> = self.operands.regions.map(Arg::Region).to_vec();
         args.extend(self.size.cut.numbers());
-        args.extend(numbers([d, self.operands.flags]));
+        args.extend(numbers([self.op.d_model, self.operands.flags]));
         args.push(partials);
-        let warps = relay.map_or(WARPS_UNSTAGED, |relay| relay.warps);
         KernelLaunch {
             entry,
-            grid: [number(pieces), 1, 1],
+            grid: [number(blocks), 1, 1],
             block: [number(32 * warps), 1, 1],
-            shared_bytes: number(relay.map_or(0, |relay| relay.bytes)),
+            shared_bytes: number(shared_bytes),
             args,
         }
     }

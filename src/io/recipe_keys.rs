@@ -134,7 +134,11 @@ pub(super) const KEYS: [KeySpec; 65] = {
             Derived,
         ),
         key("lora.adapter", Expected::Text, Stays),
-        key("lora.base", Expected::OneOf(&["plain", "nf4"]), Derived),
+        key(
+            "lora.base",
+            Expected::OneOf(&["plain", "nf4", "nf4-double"]),
+            Derived,
+        ),
         key("data.source", Expected::OneOf(&SOURCES), Text("sums")),
         key("data.path", Expected::Text, Stays),
         key("data.tokenizer", Expected::Text, Text("bytes")),

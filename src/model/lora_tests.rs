@@ -107,7 +107,7 @@ fn trained_norms_are_trained_without_decay() {
 fn a_packed_base_has_codes_maxima_and_one_scratch() {
     for math in Math::ALL {
         let mut config = lora(&Projection::ALL);
-        config.base = Base::Nf4;
+        config.base = Base::Nf4(Quantisation::Once);
         let plan = plan_in(math, config).expect("the model plans");
         let packed = plan.params.iter();
         let packed: Vec<_> = packed
@@ -171,7 +171,7 @@ fn qwen3_4b() -> ModelConfig {
 fn a_large_packed_base_needs_little_memory_and_one_call_a_product_to_read() {
     let lora = LoraConfig {
         rank: 16,
-        base: Base::Nf4,
+        base: Base::Nf4(Quantisation::Once),
         ..lora(&Projection::ALL)
     };
     let config = PlanConfig {
@@ -240,7 +240,7 @@ fn a_base_of_the_shape_of_qwen3_4b_takes_less_than_3_2_gb_with_its_embedding() {
         init_std: 0.02,
     };
     let mut adapters = lora(&Projection::ALL);
-    adapters.base = Base::Nf4;
+    adapters.base = Base::Nf4(Quantisation::Once);
     let built = |recompute_layers| {
         let form = StepForm {
             recompute_layers,

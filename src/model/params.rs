@@ -3,6 +3,7 @@
 //! A group is one matrix to the program (the query, key and value projections are one product) and
 //! several tensors to everyone else: files, digests, reports.
 
+use crate::num::nf4::Quantisation;
 use crate::shape::Shape;
 
 /// How a parameter starts when it is not read from a folder.
@@ -41,7 +42,7 @@ pub enum Training {
     /// Never changed and read by products alone, so it is stored as they read it.
     FrozenProduct,
     /// Never changed, and stored as NF4.
-    Packed,
+    Packed(Quantisation),
 }
 
 /// What reads a group.

@@ -11,6 +11,7 @@ pub mod elementary;
 pub mod lanes;
 pub mod logits;
 pub mod nf4;
+pub mod nf4_double;
 pub mod normal;
 pub mod philox;
 pub mod round;

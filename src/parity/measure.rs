@@ -169,6 +169,7 @@ mod tests {
     use crate::cpu::simd::SimdPath;
     use crate::io::merge::Merge;
     use crate::model::lora::Base;
+    use crate::num::nf4::Quantisation;
     use crate::plan::PlanConfig;
 
     /// The comparisons with a record of adapters, computed as `math` says.
@@ -299,7 +300,10 @@ mod tests {
     #[test]
     fn a_merged_folder_computes_what_its_base_with_adapters_does() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        for (name, stored) in [("lora-qv", Base::Plain), ("qlora-nf4-all", Base::Nf4)] {
+        for (name, stored) in [
+            ("lora-qv", Base::Plain),
+            ("qlora-nf4-all", Base::Nf4(Quantisation::Once)),
+        ] {
             let reference = Reference::open(&root.join(name)).unwrap();
             let out = tempfile::tempdir().unwrap();
             let merge = Merge {

@@ -83,7 +83,10 @@ pub fn parameters(
         )?;
     }
     place_products(program, groups, (&mut params, &mut slots))?;
-    let packed: Vec<&ParamGroup> = of(Training::Packed).collect();
+    let packed = groups
+        .iter()
+        .filter(|g| matches!(g.training, Training::Packed(_)));
+    let packed: Vec<&ParamGroup> = packed.collect();
     place_packed(program, &packed, (&mut params, &mut slots))?;
     Ok(Placed {
         params,

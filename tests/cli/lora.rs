@@ -176,8 +176,16 @@ fn a_frozen_base_is_recomputed_unless_something_else_is_asked_for() {
     assert!(!kept.err.contains("  form "), "{}", kept.err);
     assert!(arena(&anew) < arena(&kept));
 
+    // Maxima that are quantised themselves are another base.
+    let double = ["--set", "lora.base=nf4-double"];
+    assert_ne!(
+        value(&train(&double).out, "root "),
+        value(&anew.out, "root ")
+    );
+
     let shown = |more: &[&str]| done(bitstep(&[&["inspect", recipe], more].concat())).out;
     assert_eq!(value(&shown(&[]), "form "), "recomputation of each layer");
+    assert!(shown(&double).contains(" frozen nf4, doubly quantised"));
     let zero = shown(&["--set", "memory.recompute=0"]);
     assert!(!zero.contains("\nform "), "{zero}");
     let refused = bitstep(&["inspect", recipe, "--set", "memory.recompute=-1"]);

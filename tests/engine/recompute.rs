@@ -8,6 +8,7 @@ use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::mamba::Mamba;
 use bitstep::model::mamba_config::{MambaConfig, MambaFamily};
 use bitstep::model::{Family, Model, ModelConfig};
+use bitstep::num::nf4::Quantisation;
 use bitstep::op::{Op, Slot};
 use bitstep::plan::{Passes, Plan, PlanConfig, ProgramKind, StepForm};
 use bitstep::shape::Math;
@@ -28,7 +29,7 @@ pub(super) fn adapted() -> Decoder {
         alpha: 6.0,
         targets: Projection::ALL.to_vec(),
         norms: Norms::Trained,
-        base: Base::Nf4,
+        base: Base::Nf4(Quantisation::Once),
     };
     Decoder::with_adapters(config(Family::Qwen3), lora)
 }
