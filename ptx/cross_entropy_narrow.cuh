@@ -273,34 +273,24 @@ __device__ __forceinline__ float take_kept_tile(H* logits, unsigned count, unsig
     return tile_top;
 }
 
-// The gradient of a tile of weights leaves to `due`, and the next row's tile comes into its place from `next`; either
-// pointer may be null.
+// The gradient of a tile of weights leaves to `due` if `leaves`, and the next row's tile comes into its place from `next` if
+// `comes`. (Pointers that may be null make stores by generic addresses, which order every other access to memory.)
 template <typename H>
-__device__ __forceinline__ void exchange_tile(H* place, H* due, const H* next, unsigned count, float factor, bool plain)
+__device__ __forceinline__ void exchange_tile(H* place, H* due, bool leaves, const H* next, bool comes, unsigned count,
+                                              float factor, bool plain)
 {
-    if (due && next && plain && count >= TILE) {
-        place += 8 * threadIdx.x, due += 8 * threadIdx.x, next += 8 * threadIdx.x;
-        uint4 x[OCTETS];
+    place += 8 * threadIdx.x, due += 8 * threadIdx.x, next += 8 * threadIdx.x;
+    const unsigned left = left_of(count, 8 * threadIdx.x);
 #pragma unroll
-        for (unsigned i = 0; i < OCTETS; i++) {
-            x[i] = octet_at(place + 8 * i * THREADS);
-        }
-#pragma unroll
-        for (unsigned i = 0; i < OCTETS; i++) {
-            octet_at(due + 8 * i * THREADS) = scaled_octet<H>(x[i], factor, true);
-        }
-#pragma unroll
-        for (unsigned i = 0; i < OCTETS; i++) {
-            copy_octet(place + 8 * i * THREADS, next + 8 * i * THREADS);
-        }
-        return;
-    }
-    for (unsigned at = 8 * threadIdx.x; at < count && at < TILE; at += 8 * THREADS) {
-        if (due) {
-            octet_at(due + at) = scaled_octet<H>(octet_at(place + at), factor, plain);
-        }
-        if (next) {
-            copy_octet(place + at, next + at);
+    for (unsigned i = 0; i < OCTETS; i++) {
+        const unsigned at = 8 * i * THREADS;
+        if (at < left) {
+            if (leaves) {
+                octet_at(due + at) = scaled_octet<H>(octet_at(place + at), factor, plain);
+            }
+            if (comes) {
+                copy_octet(place + at, next + at);
+            }
         }
     }
 }
@@ -436,7 +426,8 @@ struct Tail {
 // The row whose gradient is due.
 template <typename H>
 struct Due {
-    // Null for none.
+    // Whether there is one.
+    bool any;
     H* row;
     unsigned target;
     float target_gradient;
@@ -449,7 +440,7 @@ struct Due {
     {
         const unsigned at = target % TILE;
         const unsigned by_octets = at / 8 % THREADS;
-        if (row && threadIdx.x == (target < kept ? by_octets : Tail<1, H>::owner(at))) {
+        if (any && threadIdx.x == (target < kept ? by_octets : Tail<1, H>::owner(at))) {
             row[target] = narrow::narrowed<H>(target_gradient);
         }
     }
@@ -468,34 +459,35 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
     const unsigned tiles = (kept + TILE - 1) / TILE, all = (vocab + TILE - 1) / TILE;
     const float inv = c.scalars[INV_NORMALISER], scale = scale_of<SCALED>(c);
     Tail<TAIL, H> tail;
-    Due<H> due = {nullptr, 0, 0.0f, false};
+    Due<H> due = {false, c.logits, 0, 0.0f, false};
     for (unsigned r = blockIdx.x;; r += gridDim.x) {
         int target = -1;
         r = next_row<THREADS, 8>(c, r, target);
-        H* next = r < c.rows ? c.logits + (size_t)r * vocab : nullptr;
-        const float x_target = next ? narrow::widen(next[target]) : 0.0f;
-        const float weight = next ? c.weights[r] : 0.0f;
+        const bool comes = r < c.rows;
+        H* const next = c.logits + (comes ? (size_t)r * vocab : 0);
+        const float x_target = comes ? narrow::widen(next[target]) : 0.0f;
+        const float weight = comes ? c.weights[r] : 0.0f;
         Reference reference;
         float max = MINUS_INFINITY;
         for (unsigned s = 0; s < tiles + AHEAD; s++) {
             const unsigned start = s * TILE;
             if (s < tiles) {
-                exchange_tile<H>(cache + start, due.row ? due.row + start : nullptr, next ? next + start : nullptr,
-                                 kept - start, due.row ? shared.factors[s] : 0.0f, due.plain);
+                exchange_tile<H>(cache + start, due.row + start, due.any, next + start, comes, kept - start,
+                                 due.any ? shared.factors[s] : 0.0f, due.plain);
             }
             copy_async_commit();
             if (TAIL > 0 && s + 1 == AHEAD) {
 #pragma unroll
                 for (unsigned k = 0; k < TAIL; k++) {
-                    if (due.row && tiles + k < all) {
+                    if (due.any && tiles + k < all) {
                         tail.leave(k, due.row, (tiles + k) * TILE, vocab, shared.factors[tiles + k], due.plain);
                     }
                 }
-                for (unsigned at = kept + 64 * t; next && at < vocab; at += 64 * THREADS) {
+                for (unsigned at = kept + 64 * t; comes && at < vocab; at += 64 * THREADS) {
                     prefetch(next + at);
                 }
             }
-            if (next && s >= AHEAD) {
+            if (comes && s >= AHEAD) {
                 copy_async_wait<AHEAD>();
                 const unsigned tile = s - AHEAD, first = tile * TILE;
                 const float top = kept - first >= TILE
@@ -505,7 +497,7 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
             }
         }
         due.correct(kept);
-        if (!next) {
+        if (!comes) {
             return;
         }
         if (TAIL > 0) {
@@ -533,7 +525,7 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
             c.row_hit[r] = x_target == max;
         }
         if (c.gradient) {
-            due = {next, (unsigned)target, row.target_gradient, is_finite(row.factor)};
+            due = {true, next, (unsigned)target, row.target_gradient, is_finite(row.factor)};
             for (unsigned i = t; i < all; i += THREADS) {
                 const float moved = softmax::half_weight(__fsub_rn(reference.at, shared.references[i]));
                 shared.factors[i] = __fmul_rn(row.factor, moved);
