@@ -4,11 +4,14 @@
 //   ./handover                      # each form: right or wrong, nanoseconds a hand-over
 //   for form in none arrive rendezvous lanes leader; do
 //       compute-sanitizer --tool racecheck --racecheck-report all ./handover "$form" 64; done
+//   ./handover FORM ROWS COLUMNS DELAY STAY
 //
 // A ring of warps sums rows into chains of columns that lie in shared memory, as the relay of the norm's gradient
 // does: the warp with a row takes the chains from the warp with the row before. All forms but `none` order the two
 // by PTX's memory model, so a hazard that racecheck reports for one of them is the tool's; it must report `none`,
-// which orders nothing. Exit code 0: all sums of the forms that ran, `none` aside, are right.
+// which orders nothing. DELAY is the most cycles that a warp waits before a row, another number each time; with STAY
+// 1 no warp of a block ends before all have come to their ends. Exit code 0: all sums of the forms that ran, `none`
+// aside, are right.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -42,28 +45,43 @@ struct Barriers {
     }
 };
 
+struct Task {
+    float* sums;
+    unsigned rows, columns, delay, stay;
+};
+
+// Waits up to `most` cycles, another number for each block and row.
+__device__ void wait_some(unsigned row, unsigned most) {
+    if (most == 0) return;
+    unsigned h = (blockIdx.x * 2654435761u) ^ (row * 2246822519u);
+    h = (h ^ (h >> 15)) * 3266489917u;
+    const long long end = clock64() + (h >> 8) % most;
+    while (clock64() < end) {}
+}
+
 template <Form FORM>
-__device__ void ring(float* sums, unsigned rows) {
+__device__ void ring(const Task& task) {
     __shared__ __align__(16) float chains[COLUMNS];
     __shared__ unsigned long long words[WARPS];
     const unsigned warp = threadIdx.x / 32, next = warp + 1 == WARPS ? 0 : warp + 1, first = 4 * (threadIdx.x % 32);
     const Barriers barriers(words, FORM == LANES ? 32 : 1);
     unsigned taken = 0;
-    for (unsigned t = warp; t < rows; t += WARPS) {
+    for (unsigned t = warp; t < task.rows; t += WARPS) {
+        wait_some(t, task.delay);
         if (t > 0) {
             if (FORM == ARRIVE || FORM == RENDEZVOUS) asm volatile("bar.sync %0, 64;" ::"r"(warp + 1) : "memory");
             if (FORM == LANES || FORM == LEADER) barriers.wait(warp, taken++ & 1);
         }
-        float4 acc[QUADS];
+        const bool last = t + 1 == task.rows;
+        float* to = last ? task.sums + (size_t)blockIdx.x * COLUMNS : chains;
 #pragma unroll
         for (int k = 0; k < QUADS; ++k) {
-            acc[k] = t > 0 ? *reinterpret_cast<const float4*>(chains + first + 128 * k) : make_float4(0, 0, 0, 0);
-            acc[k].x += 1, acc[k].y += 2, acc[k].z += 3, acc[k].w += 4;
+            const unsigned i = first + 128 * k;
+            if (i >= task.columns) continue;
+            float4 acc = t > 0 ? *reinterpret_cast<const float4*>(chains + i) : make_float4(0, 0, 0, 0);
+            *reinterpret_cast<float4*>(to + i) = make_float4(acc.x + 1, acc.y + 2, acc.z + 3, acc.w + 4);
         }
-        float* to = t + 1 < rows ? chains : sums + (size_t)blockIdx.x * COLUMNS;
-#pragma unroll
-        for (int k = 0; k < QUADS; ++k) *reinterpret_cast<float4*>(to + first + 128 * k) = acc[k];
-        if (t + 1 == rows) return;
+        if (last) continue;
         if (FORM == ARRIVE) asm volatile("bar.arrive %0, 64;" ::"r"(next + 1) : "memory");
         if (FORM == RENDEZVOUS) asm volatile("bar.sync %0, 64;" ::"r"(next + 1) : "memory");
         if (FORM == LANES) barriers.arrive(next);
@@ -72,13 +90,14 @@ __device__ void ring(float* sums, unsigned rows) {
             if (threadIdx.x % 32 == 0) barriers.arrive(next);
         }
     }
+    if (task.stay) __syncthreads();
 }
 
-extern "C" __global__ void handover_none(float* sums, unsigned rows) { ring<NONE>(sums, rows); }
-extern "C" __global__ void handover_arrive(float* sums, unsigned rows) { ring<ARRIVE>(sums, rows); }
-extern "C" __global__ void handover_rendezvous(float* sums, unsigned rows) { ring<RENDEZVOUS>(sums, rows); }
-extern "C" __global__ void handover_lanes(float* sums, unsigned rows) { ring<LANES>(sums, rows); }
-extern "C" __global__ void handover_leader(float* sums, unsigned rows) { ring<LEADER>(sums, rows); }
+extern "C" __global__ void handover_none(Task task) { ring<NONE>(task); }
+extern "C" __global__ void handover_arrive(Task task) { ring<ARRIVE>(task); }
+extern "C" __global__ void handover_rendezvous(Task task) { ring<RENDEZVOUS>(task); }
+extern "C" __global__ void handover_lanes(Task task) { ring<LANES>(task); }
+extern "C" __global__ void handover_leader(Task task) { ring<LEADER>(task); }
 
 static void check(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return;
@@ -89,41 +108,52 @@ static void check(cudaError_t error, const char* what) {
 static float host[BLOCKS * COLUMNS];
 
 // Whether the sums are right; prints a line.
-static bool run(const char* name, void (*kernel)(float*, unsigned), unsigned rows, float* sums) {
+static bool run(const char* name, void (*kernel)(Task), const Task& task) {
     cudaEvent_t start, end;
     check(cudaEventCreate(&start), "event"), check(cudaEventCreate(&end), "event");
-    kernel<<<BLOCKS, 32 * WARPS>>>(sums, rows);
-    check(cudaMemset(sums, 255, sizeof host), "memset");
+    kernel<<<BLOCKS, 32 * WARPS>>>(task);
+    check(cudaMemset(task.sums, 255, sizeof host), "memset");
     check(cudaEventRecord(start), "event");
-    kernel<<<BLOCKS, 32 * WARPS>>>(sums, rows);
+    kernel<<<BLOCKS, 32 * WARPS>>>(task);
     check(cudaEventRecord(end), "event");
-    check(cudaMemcpy(host, sums, sizeof host, cudaMemcpyDeviceToHost), name);
+    check(cudaMemcpy(host, task.sums, sizeof host, cudaMemcpyDeviceToHost), name);
     float ms = 0;
     check(cudaEventElapsedTime(&ms, start, end), "event");
     unsigned wrong = 0;
-    for (unsigned i = 0; i < BLOCKS * COLUMNS; ++i) wrong += host[i] != (float)rows * (i % 4 + 1);
+    for (unsigned i = 0; i < BLOCKS * COLUMNS; ++i)
+        wrong += i % COLUMNS < task.columns && host[i] != (float)task.rows * (i % 4 + 1);
     printf("%-10s %s (%u of %u sums differ), %.1f ns a hand-over\n", name, wrong ? "WRONG" : "right", wrong,
-           BLOCKS * COLUMNS, 1e6 * ms / rows);
+           BLOCKS * task.columns, 1e6 * ms / task.rows);
     return wrong == 0;
+}
+
+static unsigned number(int count, char** words, int at, unsigned otherwise, unsigned most) {
+    if (count <= at) return otherwise;
+    char* end;
+    const unsigned long found = strtoul(words[at], &end, 10);
+    if (*end == 0 && found <= most) return (unsigned)found;
+    fprintf(stderr, "%s: expected an integer up to %u\n", words[at], most);
+    exit(2);
 }
 
 int main(int count, char** words) {
     const struct {
         const char* name;
-        void (*kernel)(float*, unsigned);
+        void (*kernel)(Task);
     } forms[] = {{"none", handover_none}, {"arrive", handover_arrive}, {"rendezvous", handover_rendezvous},
                  {"lanes", handover_lanes}, {"leader", handover_leader}};
     const char* wanted = count > 1 ? words[1] : "";
-    const unsigned rows = count > 2 ? (unsigned)atoi(words[2]) : 100000;
-    if (rows == 0 || rows > 1000000) return fprintf(stderr, "rows: 1 to 1000000\n"), 2;
-    float* sums;
-    check(cudaMalloc(&sums, sizeof host), "memory");
+    Task task;
+    task.rows = number(count, words, 2, 100000, 1000000), task.columns = number(count, words, 3, COLUMNS, COLUMNS);
+    task.delay = number(count, words, 4, 0, 1000000), task.stay = number(count, words, 5, 0, 1);
+    if (task.rows == 0 || task.columns % 4) return fprintf(stderr, "expected rows, and columns by fours\n"), 2;
+    check(cudaMalloc(&task.sums, sizeof host), "memory");
     bool right = true;
     unsigned ran = 0;
     for (const auto& form : forms) {
         if (*wanted && strcmp(wanted, form.name)) continue;
         ++ran;
-        right &= run(form.name, form.kernel, rows, sums) || form.kernel == handover_none;
+        right &= run(form.name, form.kernel, task) || form.kernel == handover_none;
     }
     if (ran == 0) return fprintf(stderr, "forms: none, arrive, rendezvous, lanes, leader\n"), 2;
     return right ? 0 : 1;
