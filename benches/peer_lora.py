@@ -1,20 +1,27 @@
 """A whole LoRA training step in PyTorch, timed: adapters on every projection of a frozen Qwen3, in bf16.
 
-    python benches/peer_lora.py --size tiny|qwen06 --device cpu|cuda [--base bf16|nf4] [--adapters bf16|f32]
-        [--by peft|hand] [--mode eager|graph|compiled ...] [--checkpointing] [--steps N] [--json]
+    python benches/peer_lora.py --size tiny|qwen06 --device cpu|cuda [--base bf16|nf4] [--double] [--adapters bf16|f32]
+        [--by peft|hand] [--mode eager|graph|layers|compiled ...] [--checkpointing] [--steps N] [--limit SECONDS] [--json]
 
 The model is transformers', with random weights; the adapters are PEFT's (`--by hand`: the same product written
-out here, for machines without PEFT). `--base nf4` stores the projections by bitsandbytes, whose package has to be
-there. `--adapters f32` keeps adapters and their moments in f32 and computes under autocast, as PEFT does unless
-told otherwise; `bf16` keeps them in bf16, which is faster. Forward, backward, clipping by the global norm 1.0 and
-fused AdamW are timed as in peer_pytorch.py, whose modes these are; where a whole compiled step cannot be captured as
-one CUDA graph, it is launched as it is, and `captured` is false in the result. One mode a process gives honest
-memory.
+out here, for machines without PEFT). `--base nf4` stores the projections by bitsandbytes, with `--double` under double
+quantisation; without its package the result says that it is missing. `--adapters f32` keeps adapters and their
+moments in f32 and computes under autocast, as PEFT does unless told otherwise; `bf16` keeps them in bf16, which is
+faster. Forward, backward, clipping by the global norm 1.0 and fused AdamW are timed as in peer_pytorch.py, whose modes
+these are, and `layers`: torch.compile for fixed shapes on each decoder layer and on the head with its loss, so that
+one layer's code serves all; `graphs` in the result counts what was compiled. Both are captured as one CUDA graph, or
+launched as they are with `--launched`. With `--limit` every mode is a process of its own, which is ended after so many
+seconds: its memory is its own, a compiler that does not come to an end costs no other figure, and a compiled step that
+cannot be captured is measured again, launched; `captured` is then false in the result.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -31,6 +38,10 @@ SIZES = {
 }
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA = 16, 32
+MODES = ("eager", "graph", "layers", "compiled")
+COMPILED = ("layers", "compiled")
+# Whole sequences behind a causal mask need no tensor; finding that out would stop the device in every step.
+CAUSAL = {"full_attention": None}
 
 
 class Adapted(nn.Module):
@@ -56,17 +67,22 @@ def projections(model):
                 yield module, name, child
 
 
-def quantised(model):
+def quantised(model, double):
     """The model with its projections stored as NF4 by bitsandbytes."""
     import bitsandbytes
 
     for parent, name, linear in projections(model):
         four = bitsandbytes.nn.Linear4bit(
-            linear.in_features, linear.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
+            linear.in_features, linear.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4",
+            compress_statistics=double,
         )
         weight = linear.weight.data
-        four.weight = bitsandbytes.nn.Params4bit(weight.cpu(), requires_grad=False, quant_type="nf4")
+        four.weight = bitsandbytes.nn.Params4bit(
+            weight.cpu(), requires_grad=False, quant_type="nf4", compress_statistics=double
+        )
         setattr(parent, name, four.to(weight.device))
+    # PEFT has layers of its own for such a base, and takes them where this says so.
+    model.is_loaded_in_4bit = True
     return model
 
 
@@ -109,7 +125,7 @@ class Step:
         with self.device:
             model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16)
         if arguments.base == "nf4":
-            model = quantised(model)
+            model = quantised(model, arguments.double)
         if arguments.checkpointing:
             model.gradient_checkpointing_enable()
             model.enable_input_require_grads()
@@ -119,6 +135,8 @@ class Step:
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.autocast = arguments.adapters == "f32"
         self.forward = torch.compile(self.loss_of) if mode == "compiled" else self.loss_of
+        if mode == "layers":
+            self.compile_layers()
         self.optimizer = torch.optim.AdamW(
             self.trained, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=self.cuda
         )
@@ -126,8 +144,27 @@ class Step:
         self.loss = None
 
     def loss_of(self, rows):
-        logits = self.model(input_ids=rows[:, :-1], use_cache=False).logits
+        logits = self.model(input_ids=rows[:, :-1], attention_mask=CAUSAL, use_cache=False).logits
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+
+    def compile_layers(self):
+        """Compiles each layer in place, and head and loss as one function. All layers run the same code, so the
+        first one's is compiled and the others find it."""
+        causal = next(m for m in self.model.modules() if type(m).__name__ == "Qwen3ForCausalLM")
+        for layer in causal.model.layers:
+            layer.compile(dynamic=False)
+
+        def head(hidden, targets):
+            return nn.functional.cross_entropy(causal.lm_head(hidden).float().flatten(0, 1), targets)
+
+        head = torch.compile(head, dynamic=False)
+
+        def forward(rows):
+            rows_in = rows[:, :-1]
+            hidden = causal.model(input_ids=rows_in, attention_mask=CAUSAL, use_cache=False).last_hidden_state
+            return head(hidden, rows[:, 1:].flatten())
+
+        self.forward = forward
 
     def draw(self, steps):
         """Random tokens of so many steps, on the device."""
@@ -155,14 +192,8 @@ def measure(arguments, mode):
     launch, in_graph = step.eager, False
     for _ in range(WARMUP):
         launch()
-    if step.cuda and mode != "eager":
-        try:
-            launch, in_graph = captured(step), True
-        except RuntimeError as error:
-            if mode == "graph":
-                raise
-            print(f"the compiled step is not one graph: {str(error).splitlines()[0]}", file=sys.stderr)
-            torch.cuda.synchronize()
+    if step.cuda and mode != "eager" and not arguments.launched:
+        launch, in_graph = captured(step), True
     launch()
     first = step.loss.item()
     for _ in range(WARMUP):
@@ -176,6 +207,8 @@ def measure(arguments, mode):
         raise RuntimeError(f"the loss went from {first} to {last}: nothing was trained")
     found = summary("ms", times) | summary("wall_ms", wall)
     found |= {"loss_first": first, "loss_last": last, "captured": in_graph, "adapters_by": step.made_by}
+    if mode in COMPILED:
+        found["graphs"] = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
     found["trained_parameters"] = sum(p.numel() for p in step.trained)
     if step.cuda:
         found["max_allocated_bytes"] = torch.cuda.max_memory_allocated()
@@ -188,27 +221,68 @@ def read_arguments():
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--base", choices=("bf16", "nf4"), default="bf16")
+    parser.add_argument("--double", action="store_true", help="double quantisation of an nf4 base")
     parser.add_argument("--adapters", choices=("bf16", "f32"), default="bf16")
     parser.add_argument("--by", choices=("auto", "peft", "hand"), default="auto")
-    parser.add_argument("--mode", nargs="+", choices=("eager", "graph", "compiled"), default=["eager"])
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=["eager"])
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in backward")
+    parser.add_argument("--launched", action="store_true", help="launch compiled steps without a CUDA graph")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="end a mode that takes longer, each in a process")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.double and arguments.base != "nf4":
+        parser.error("--double is for --base nf4")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: PyTorch finds no CUDA device")
     return arguments
 
 
+class NoGraph(RuntimeError):
+    """A compiled step could not be captured as one CUDA graph."""
+
+
+def apart(arguments, mode):
+    """What one mode gives in a process of its own, which is ended with all it has started when its time is up."""
+    options = ["--mode", mode, "--json", "--size", arguments.size, "--device", arguments.device, "--base", arguments.base]
+    options += ["--adapters", arguments.adapters, "--by", arguments.by, "--steps", str(arguments.steps)]
+    options += ["--double"] * arguments.double + ["--checkpointing"] * arguments.checkpointing
+    options += ["--launched"] * arguments.launched
+    command = [sys.executable, os.path.abspath(__file__), *options]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, _ = child.communicate(timeout=arguments.limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        raise RuntimeError(f"had not ended after {arguments.limit:g} seconds") from None
+    try:
+        result = json.loads(out.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise RuntimeError(f"ended with code {child.returncode} and no result") from None
+    if error := result.get(f"{mode}_error"):
+        # A capture that failed leaves its process unusable; another one can launch what was compiled.
+        again = mode in COMPILED and not arguments.launched and arguments.device == "cuda"
+        raise (NoGraph if again else RuntimeError)(f"{mode}: {error}")
+    return {key[len(mode) + 1 :]: value for key, value in result.items() if key.startswith(f"{mode}_")}
+
+
 def main():
     arguments = read_arguments()
-    keys = ("size", "base", "adapters", "checkpointing", "steps")
+    keys = ("size", "base", "double", "adapters", "checkpointing", "steps")
     result = {"torch": torch.__version__} | {key: getattr(arguments, key) for key in keys}
     failed = 0
     started = time.time()
+    missing = arguments.base == "nf4" and importlib.util.find_spec("bitsandbytes") is None
     for mode in arguments.mode:
         try:
-            found = measure(arguments, mode)
+            if missing:
+                raise RuntimeError("bitsandbytes is not installed, which stores a base as NF4: pip install bitsandbytes")
+            try:
+                found = (apart if arguments.limit else measure)(arguments, mode)
+            except NoGraph as error:
+                print(error, file=sys.stderr)
+                found = apart(argparse.Namespace(**vars(arguments) | {"launched": True}), mode)
         except Exception as error:  # torch.compile fails in many ways where no compiler is installed
             found = {"ms_p50": None, "error": (str(error).strip() or type(error).__name__).splitlines()[0]}
             failed += 1
@@ -220,7 +294,7 @@ def main():
     else:
         for mode in arguments.mode:
             ms, bytes_ = result[f"{mode}_ms_p50"], result.get(f"{mode}_max_allocated_bytes")
-            text = f"{ms:.3f} ms a step, median" if ms is not None else "not measured"
+            text = f"{ms:.3f} ms a step, median" if ms is not None else f"not measured: {result[f'{mode}_error']}"
             text += f", {bytes_ / 1e9:.2f} GB" if bytes_ else ""
             print(f"PyTorch {torch.__version__}, {arguments.size}, base {arguments.base}, {mode}: {text}")
     sys.exit(1 if failed == len(arguments.mode) else 0)

@@ -1,5 +1,5 @@
 // One step of AdamW over the whole parameter arena, or nothing (src/op/adamw.rs). Where H is bf16 or f16 the
-// parameters have a shadow in it; where H is f32 they have none.
+// run of parameters has a shadow in it; where H is f32 there is none.
 #pragma once
 #include "storage.cuh"
 
@@ -20,6 +20,14 @@ constexpr int REPORT_LOSS_SCALE = 5;
 
 struct Constants {
     float beta1, rest1, beta2, rest2, eps;
+};
+
+// The run of elements that has a shadow.
+struct Run {
+    unsigned long long first, elements;
+    // Whether quads of four elements lie in it whole or not at all.
+    __device__ __forceinline__ bool by_quads() const { return ((first | elements) & 3) == 0; }
+    __device__ __forceinline__ bool holds(unsigned long long i) const { return i - first < elements; }
 };
 
 struct Step {
@@ -43,8 +51,8 @@ __device__ __forceinline__ void update(const Constants& k, const Step& s, float 
 // Element counts are two words each, the low one first. The grid has one block for every BLOCK elements.
 template <bool SCALED, typename H>
 __device__ __forceinline__ void step(const float* grad, const float* scalars, const unsigned* report, float* param,
-                                     float* moment1, float* moment2, H* shadow, unsigned n_low, unsigned n_high,
-                                     unsigned decayed_low, unsigned decayed_high, const Constants& k)
+                                     float* moment1, float* moment2, H* shadow, const Run& run, unsigned n_low,
+                                     unsigned n_high, unsigned decayed_low, unsigned decayed_high, const Constants& k)
 {
     constexpr bool SHADOWED = sizeof(H) == 2;
     const unsigned long long n = (unsigned long long)n_high << 32 | n_low;
@@ -57,7 +65,7 @@ __device__ __forceinline__ void step(const float* grad, const float* scalars, co
                     SCALED ? __frcp_rn(__uint_as_float(report[REPORT_LOSS_SCALE])) : 1.0f};
     const bool aligned = (((unsigned long long)grad | (unsigned long long)param | (unsigned long long)moment1 |
                            (unsigned long long)moment2 | (unsigned long long)shadow) & 15) == 0;
-    if (aligned && start + BLOCK <= n) {
+    if (aligned && (!SHADOWED || run.by_quads()) && start + BLOCK <= n) {
         float4 g[VECTORS], p[VECTORS], m[VECTORS], v[VECTORS];
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
@@ -82,8 +90,8 @@ __device__ __forceinline__ void step(const float* grad, const float* scalars, co
             ((float4*)(moment1 + start))[at] = m[i];
             ((float4*)(moment2 + start))[at] = v[i];
             ((float4*)(param + start))[at] = p[i];
-            if (SHADOWED) {
-                storage::store4(shadow + first, p[i]);
+            if (SHADOWED && run.holds(first)) {
+                storage::store4(shadow + (first - run.first), p[i]);
             }
         }
         return;
@@ -98,8 +106,8 @@ __device__ __forceinline__ void step(const float* grad, const float* scalars, co
         moment1[i] = m;
         moment2[i] = v;
         param[i] = p;
-        if (SHADOWED) {
-            shadow[i] = storage::narrowed<H>(p);
+        if (SHADOWED && run.holds(i)) {
+            shadow[i - run.first] = storage::narrowed<H>(p);
         }
     }
 }
@@ -110,23 +118,26 @@ __device__ __forceinline__ void step(const float* grad, const float* scalars, co
     const float *__restrict__ grad, const float *__restrict__ scalars, const unsigned *__restrict__ report,   \
         float *__restrict__ param, float *__restrict__ moment1, float *__restrict__ moment2
 
-#define ADAMW_SIZES                                                                                           \
-    unsigned n_low, unsigned n_high, unsigned decayed_low, unsigned decayed_high, float beta1, float rest1,   \
-        float beta2, float rest2, float eps
+#define ADAMW_SIZES unsigned n_low, unsigned n_high, unsigned decayed_low, unsigned decayed_high
 
-#define ADAMW_STEP(SCALED, SHADOW)                                                                            \
-    adamw::step<SCALED>(grad, scalars, report, param, moment1, moment2, SHADOW, n_low, n_high, decayed_low,   \
-                        decayed_high, adamw::Constants{beta1, rest1, beta2, rest2, eps})
+#define ADAMW_CONSTANTS float beta1, float rest1, float beta2, float rest2, float eps
+
+#define ADAMW_STEP(SCALED, SHADOW, RUN)                                                                       \
+    adamw::step<SCALED>(grad, scalars, report, param, moment1, moment2, SHADOW, RUN, n_low, n_high,           \
+                        decayed_low, decayed_high, adamw::Constants{beta1, rest1, beta2, rest2, eps})
 
 #define ADAMW_ENTRY(NAME)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256, 4) NAME(ADAMW_OPERANDS, ADAMW_SIZES)                    \
+    extern "C" __global__ void __launch_bounds__(256, 4) NAME(ADAMW_OPERANDS, ADAMW_SIZES, ADAMW_CONSTANTS)   \
     {                                                                                                         \
-        ADAMW_STEP(false, (storage::f32*)nullptr);                                                            \
+        ADAMW_STEP(false, (storage::f32*)nullptr, (adamw::Run{0, 0}));                                        \
     }
 
 #define ADAMW_SHADOW_ENTRY(NAME, H, SCALED)                                                                   \
     extern "C" __global__ void __launch_bounds__(256, 4)                                                      \
-        NAME(ADAMW_OPERANDS, storage::H* __restrict__ shadow, ADAMW_SIZES)                                    \
+        NAME(ADAMW_OPERANDS, storage::H* __restrict__ shadow, ADAMW_SIZES, unsigned first_low,                \
+             unsigned first_high, unsigned run_low, unsigned run_high, ADAMW_CONSTANTS)                       \
     {                                                                                                         \
-        ADAMW_STEP(SCALED, shadow);                                                                           \
+        const adamw::Run run = {(unsigned long long)first_high << 32 | first_low,                             \
+                                (unsigned long long)run_high << 32 | run_low};                                \
+        ADAMW_STEP(SCALED, shadow, run);                                                                      \
     }

@@ -149,14 +149,18 @@ def kernels_of(ptx, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if anything would change")
-    parser.add_argument("names", nargs="*", help="only these .cu files")
+    parser.add_argument("names", nargs="*", help="only these .cu files, by name or stem")
     options = parser.parse_args()
+    wanted = {pathlib.Path(name).stem for name in options.names}
+    unknown = wanted - {path.stem for path in HERE.glob("*.cu")}
+    if unknown:
+        parser.error(f"no such file: {', '.join(f'{stem}.cu' for stem in sorted(unknown))}")
     load_nvrtc()
     index_path = HERE / "index.json"
     old = json.loads(index_path.read_text()) if index_path.exists() else {}
     index, changed = {}, []
     for path in sorted(HERE.glob("*.cu")):
-        if options.names and path.name not in options.names:
+        if wanted and path.stem not in wanted:
             if path.stem in old:
                 index[path.stem] = old[path.stem]
             continue

@@ -37,54 +37,30 @@ __device__ __forceinline__ Quad tap(const T* xz, const Sizes& sizes, const Befor
     return x;
 }
 
-/// A block of 32 x 8 threads serves 32 quads of channels; a thread takes `run` rows, one after another. `TAPS` of 0 serves every d_conv:
-/// it reads each input once a tap.
-template <unsigned TAPS, typename T>
+/// Forward for any number of taps: a block of 32 x 8 threads serves 32 quads of channels; a thread takes `run` rows, one after another, and
+/// reads each input once a tap.
+template <typename T>
 __device__ __forceinline__ void forward(const T* __restrict__ xz, const float* __restrict__ weight, const float* __restrict__ bias,
                                         const Before& before, T* __restrict__ u, float* __restrict__ state_next,
                                         const Sizes& sizes, unsigned run, bool whole) {
-    constexpr unsigned HELD = TAPS == 0 ? 1 : TAPS;
-    const unsigned c = (blockIdx.y * 32 + threadIdx.x) * 4, d = sizes.d_inner, taps = TAPS == 0 ? sizes.taps : TAPS;
+    const unsigned c = (blockIdx.y * 32 + threadIdx.x) * 4, d = sizes.d_inner, taps = sizes.taps;
     if (c >= d) return;
     const unsigned there = d - c < 4 ? d - c : 4;
-    float w[HELD][4], biases[4];
-#pragma unroll
-    for (unsigned k = 0; k < 4; ++k) {
-        biases[k] = k < there ? bias[c + k] : 0.0f;
-#pragma unroll
-        for (unsigned j = 0; j < HELD; ++j) w[j][k] = TAPS != 0 && k < there ? weight[(size_t)(c + k) * taps + j] : 0.0f;
-    }
     const unsigned first = (blockIdx.x * 8 + threadIdx.y) * run;
     const unsigned end = sizes.rows - first < run ? sizes.rows : first + run;
     if (first >= sizes.rows) return;
-    Quad x[HELD];
     for (unsigned row = first; row < end; ++row) {
         const unsigned t = row % sizes.seq_len;
         Quad v = {};
-        if constexpr (TAPS == 0) {
-            for (unsigned j = 0; j < taps; ++j) {
-                const Quad in = tap(xz, sizes, before, row, c, there, j, whole);
+        for (unsigned j = 0; j < taps; ++j) {
+            const Quad in = tap(xz, sizes, before, row, c, there, j, whole);
 #pragma unroll
-                for (unsigned k = 0; k < 4; ++k)
-                    if (k < there) v.v[k] = __fmaf_rn(weight[(size_t)(c + k) * taps + j], in.v[k], v.v[k]);
-            }
-        } else {
-            if (row == first || t == 0) {
-#pragma unroll
-                for (unsigned j = 0; j + 1 < TAPS; ++j) x[j] = tap(xz, sizes, before, row, c, there, j, whole);
-            } else {
-#pragma unroll
-                for (unsigned j = 0; j + 1 < TAPS; ++j) x[j] = x[j + 1];
-            }
-            x[TAPS - 1] = quads::widen<T>(quads::fetch(xz + (size_t)row * 2 * d + c, there, whole));
-#pragma unroll
-            for (unsigned j = 0; j < TAPS; ++j)
-#pragma unroll
-                for (unsigned k = 0; k < 4; ++k) v.v[k] = __fmaf_rn(w[j][k], x[j].v[k], v.v[k]);
+            for (unsigned k = 0; k < 4; ++k)
+                if (k < there) v.v[k] = __fmaf_rn(weight[(size_t)(c + k) * taps + j], in.v[k], v.v[k]);
         }
 #pragma unroll
         for (unsigned k = 0; k < 4; ++k) {
-            v.v[k] = __fadd_rn(v.v[k], biases[k]);
+            v.v[k] = __fadd_rn(v.v[k], k < there ? bias[c + k] : 0.0f);
             v.v[k] = __fmul_rn(v.v[k], contract::sigmoid(v.v[k]));
         }
         quads::put(u + (size_t)row * d + c, v, there, whole);
@@ -103,12 +79,12 @@ __device__ __forceinline__ void forward(const T* __restrict__ xz, const float* _
 }  // namespace conv1d
 
 /// `flags`: 1 for whole quads, 2 where sequences go on.
-#define CONV1D_ENTRY(NAME, T, TAPS)                                                                                    \
+#define CONV1D_ENTRY(NAME, T)                                                                                          \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
     NAME(const T* __restrict__ xz, const float* __restrict__ weight, const float* __restrict__ bias,                   \
          const float* __restrict__ state, const unsigned* __restrict__ keep, T* __restrict__ u,                        \
          float* __restrict__ state_next, unsigned rows, unsigned seq_len, unsigned d_inner, unsigned taps,             \
          unsigned run, unsigned flags) {                                                                               \
-        conv1d::forward<TAPS, T>(xz, weight, bias, {state, keep, (flags & 2) != 0}, u, state_next,                     \
-                                 {rows, seq_len, d_inner, taps}, run, (flags & 1) != 0);                               \
+        conv1d::forward<T>(xz, weight, bias, {state, keep, (flags & 2) != 0}, u, state_next,                           \
+                           {rows, seq_len, d_inner, taps}, run, (flags & 1) != 0);                                     \
     }

@@ -1,4 +1,4 @@
-// The backward of the convolution. A block of 32 x 8 threads serves 32 channels and a group of pieces of a grain, piece after
+// The backward of the convolution for any number of taps. A block of 32 x 8 threads serves 32 channels and a group of pieces of a grain, piece after
 // piece and each in tiles of 32 positions: inputs and gradients of `v` of a tile, and of the d_conv - 1 positions on both
 // sides that it needs, lie in shared memory; from them come the input gradient of each position, and the chains of the weights, one
 // a thread. The last block of a set of channels adds what the groups have left.
@@ -22,37 +22,37 @@ struct Operands {
     float *dweight, *dbias;
 };
 
-/// Where the fold of the sums of 32 channels leaves column j.
-struct ToWeights {
+/// Where the fold of the sums of a set of channels leaves column j: `SET` columns a tap, then those of the bias.
+template <unsigned SET>
+struct FromSet {
     float *dweight, *dbias;
     unsigned first, d_inner, taps;
 
     __device__ __forceinline__ void operator()(unsigned j, float sum) const {
-        const unsigned c = first + j % 32, tap = j / 32;
+        const unsigned c = first + j % SET, tap = j / SET;
         if (c >= d_inner) return;
         if (tap < taps) dweight[(size_t)c * taps + tap] = sum;
         else dbias[c] = sum;
     }
 };
 
-template <unsigned TAPS>
 struct Shared {
-    static constexpr unsigned HALO = (TAPS == 0 ? MOST_TAPS : TAPS) - 1;
+    static constexpr unsigned HALO = MOST_TAPS - 1;
     /// From d_conv - 1 positions before the tile on.
     float x[TILE + 2 * HALO][32];
     float dv[TILE + HALO][32];
 };
 
-template <unsigned TAPS, typename T>
+template <typename T>
 struct Piece {
     const Operands<T>& at;
     const Sizes& sizes;
     const Before& before;
-    Shared<TAPS>& shared;
+    Shared& shared;
     unsigned c;
     bool two;
 
-    __device__ __forceinline__ unsigned taps() const { return TAPS == 0 ? sizes.taps : TAPS; }
+    __device__ __forceinline__ unsigned taps() const { return sizes.taps; }
     /// The position in its sequence of the row 8 rows after one at position `t`.
     __device__ __forceinline__ unsigned later(unsigned t) const {
         return t + 8 < sizes.seq_len ? t + 8 : (t + 8) % sizes.seq_len;
@@ -79,24 +79,14 @@ struct Piece {
         __syncthreads();
         if (!there()) return;
         const float bias = at.bias[c];
-        float w[TAPS == 0 ? 1 : TAPS];
-        if constexpr (TAPS != 0) {
-#pragma unroll
-            for (unsigned j = 0; j < TAPS; ++j) w[j] = at.weight[(size_t)c * TAPS + j];
-        }
         unsigned t = (tile + threadIdx.y) % sizes.seq_len;
 #pragma unroll 4
         for (unsigned row = tile + threadIdx.y; row < high; row += 8) {
             float du = quads::number(at.du[(size_t)row * d + c]);
             if (two) du = __fadd_rn(du, quads::number(at.more[(size_t)row * d + c]));
             float v = 0.0f;
-            if constexpr (TAPS != 0) {
-#pragma unroll
-                for (unsigned j = 0; j < TAPS; ++j) v = __fmaf_rn(w[j], input(tile, row, t, j, threadIdx.x), v);
-            } else {
-                for (unsigned j = 0; j < taps(); ++j)
-                    v = __fmaf_rn(at.weight[(size_t)c * taps() + j], input(tile, row, t, j, threadIdx.x), v);
-            }
+            for (unsigned j = 0; j < taps(); ++j)
+                v = __fmaf_rn(at.weight[(size_t)c * taps() + j], input(tile, row, t, j, threadIdx.x), v);
             v = __fadd_rn(v, bias);
             const float s = contract::sigmoid(v);
             shared.dv[row - tile][threadIdx.x] = __fmul_rn(du, __fmul_rn(s, __fmaf_rn(v, __fsub_rn(1.0f, s), 1.0f)));
@@ -112,7 +102,7 @@ struct Piece {
             const unsigned left = sizes.seq_len - t;
             float dx = 0.0f;
 #pragma unroll
-            for (unsigned j = 0; j < (TAPS == 0 ? MOST_TAPS : TAPS); ++j) {
+            for (unsigned j = 0; j < MOST_TAPS; ++j) {
                 if (j >= taps()) break;
                 const unsigned ahead = taps() - 1 - j;
                 // A tap beyond the sequence's end is no part of the chain.
@@ -134,15 +124,15 @@ struct Piece {
     }
 };
 
-/// `TAPS` of 0 serves every d_conv up to 16. Chains of a thread: each thread of a block has `SUMS` of them.
-template <unsigned TAPS, typename T>
+/// Serves every d_conv up to `MOST_TAPS`. Chains of a thread: each thread of a block has `SUMS` of them.
+template <typename T>
 __device__ __forceinline__ void backward(const Operands<T>& at, const Sizes& sizes, const Before& before, bool two, bool weights,
                                          const TokenCut& cut, unsigned* counters, float* partials) {
     // The chains of 32 channels: each tap, and the bias.
-    constexpr unsigned SUMS = (32 * ((TAPS == 0 ? MOST_TAPS : TAPS) + 1) + 255) / 256;
-    __shared__ Shared<TAPS> shared;
+    constexpr unsigned SUMS = (32 * (MOST_TAPS + 1) + 255) / 256;
+    __shared__ Shared shared;
     const unsigned me = threadIdx.y * 32 + threadIdx.x, first = blockIdx.y * 32;
-    const Piece<TAPS, T> piece = {at, sizes, before, shared, first + threadIdx.x, two};
+    const Piece<T> piece = {at, sizes, before, shared, first + threadIdx.x, two};
     const unsigned taps = piece.taps(), columns = 32 * (taps + 1);
     const unsigned per_grain = cut.groups_per_grain(), grain = blockIdx.x / per_grain, group = blockIdx.x % per_grain;
     if (group >= cut.groups(grain)) return;
@@ -177,20 +167,20 @@ __device__ __forceinline__ void backward(const Operands<T>& at, const Sizes& siz
 #pragma unroll
     for (unsigned s = 0; s < SUMS; ++s)
         if (me + 256 * s < columns) row[me + 256 * s] = leaves[s].finish(pieces);
-    contract::fold_rows(cut, sums, 0, columns, ToWeights{at.dweight, at.dbias, first, sizes.d_inner, taps});
+    contract::fold_rows(cut, sums, 0, columns, FromSet<32>{at.dweight, at.dbias, first, sizes.d_inner, taps});
 }
 
 }  // namespace conv1d_grad
 
 /// `flags`: 1 where `more` is added to `du`, 2 where sequences go on, 4 with the gradients of the weights.
-#define CONV1D_GRAD_ENTRY(NAME, T, TAPS)                                                                               \
-    extern "C" __global__ void __launch_bounds__(256, TAPS == 0 ? 2 : 4)                                               \
+#define CONV1D_GRAD_ENTRY(NAME, T)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
     NAME(const T* __restrict__ du, const T* __restrict__ more, const T* __restrict__ xz,                               \
          const float* __restrict__ weight, const float* __restrict__ bias, const float* __restrict__ state,            \
          const unsigned* __restrict__ keep, T* __restrict__ dxz, float* dweight, float* dbias, unsigned seq_len,       \
          unsigned d_inner, unsigned taps, unsigned tokens, unsigned grain, unsigned piece, unsigned group,             \
          unsigned flags, unsigned* counters, float* partials) {                                                        \
-        conv1d_grad::backward<TAPS, T>({du, more, xz, weight, bias, dxz, dweight, dbias}, {tokens, seq_len, d_inner, taps}, \
-                                       {state, keep, (flags & 2) != 0}, (flags & 1) != 0, (flags & 4) != 0,            \
-                                       {tokens, grain, piece, group}, counters, partials);                             \
+        conv1d_grad::backward<T>({du, more, xz, weight, bias, dxz, dweight, dbias}, {tokens, seq_len, d_inner, taps}, \
+                                 {state, keep, (flags & 2) != 0}, (flags & 1) != 0, (flags & 4) != 0,                  \
+                                 {tokens, grain, piece, group}, counters, partials);                                   \
     }

@@ -1,35 +1,43 @@
-// Weighted cross-entropy of rows of logits stored in H, with the gradient in place (src/op/cross_entropy.rs).
+// Weighted cross-entropy of rows of logits stored in H, with the gradient in place (src/op/cross_entropy.rs,
+// src/num/logits.rs).
 //
-// `block_rows` takes a row a block and keeps what fits of it in shared memory: while the gradient of one row leaves,
-// the next row arrives in the places that have been read. Copies, maximum and gradient go by octets of elements; the
-// sum goes lane by lane, as its order demands. `warp_row` takes a short row a warp and keeps it in registers, and
-// `any_rows` takes rows of any length at any address.
+// `block_rows` takes a row a block and keeps it in shared memory, with as much behind it as registers hold. While the
+// gradient of one row leaves tile by tile, the next row arrives in the places that have been read; what has arrived
+// becomes weights, rounded, in its place, so that the gradient is one product. `warp_row` takes a short row a warp and keeps
+// it in registers, and `any_rows` takes rows of any length at any address.
 #pragma once
 #include "async.cuh"
 #include "cross_entropy.cuh"
 #include "narrow.cuh"
+#include "softmax.cuh"
 
 namespace cross_entropy {
 
-// Octets of a thread that are loaded together from the part of a row that is not kept.
-constexpr unsigned TAIL_OCTETS = 2;
-// An exponential of an argument not below this has a normal result, near or far from rounding.
-constexpr float LEAST_NORMAL = -87.0f;
+// Logits that share a reference; the contract's.
+constexpr unsigned TILE = 8192;
+// Threads of a block of `block_rows`. Each serves two neighbouring lanes in a part of a tile's rows of 256 logits.
+constexpr unsigned THREADS = 256;
+constexpr unsigned PAIRS = LANES / 2;
+constexpr unsigned PARTS = THREADS / PAIRS;
+constexpr unsigned ROWS = TILE / LANES / PARTS;
+// Octets of a thread in a tile.
+constexpr unsigned OCTETS = TILE / 8 / THREADS;
+// Tiles of the next row that are under way while one is worked on.
+constexpr unsigned AHEAD = 2;
+// Tiles of the longest row of `block_rows`.
+constexpr unsigned MOST_TILES = 32;
 
-// `contract::exp` for x from LEAST_NORMAL to 0: there no clamp acts and the scaling is exact, so it is an addition
-// to the exponent.
-__device__ __forceinline__ float exp_normal(float x)
-{
-    const contract::Reduced e = contract::reduce_exp(x);
-    const float p = __fadd_rn(1.0f, __fadd_rn(e.r, e.tail));
-    return contract::from_bits(contract::to_bits(p) + (e.n_bits << 23));
-}
+// log2(e) / 128, negated, and 128 log(2).
+#define MINUS_K contract::from_bits(0xbc38aa3bu)
+#define NATS contract::from_bits(0x42b17218u)
+// The least finite number: a row's reference before any logit.
+#define FIRST_REFERENCE contract::from_bits(0xff7fffffu)
 
-template <bool NORMAL>
-__device__ __forceinline__ float exponential(float x)
-{
-    return NORMAL ? exp_normal(x) : exp_of_nonpositive(x);
-}
+// What weights are multiplied by before they are rounded; and its inverse.
+__device__ __forceinline__ float lifted(float w, narrow::bf16) { return w; }
+__device__ __forceinline__ float lifted(float w, narrow::f16) { return __fmul_rn(w, 16384.0f); }
+__device__ __forceinline__ float lowered(float w, narrow::bf16) { return w; }
+__device__ __forceinline__ float lowered(float w, narrow::f16) { return __fmul_rn(w, 6.103515625e-5f); }
 
 // The operands of a call. The loss scale is a pointer to its slot, and null where there is none.
 template <typename H>
@@ -46,53 +54,79 @@ struct Call {
     unsigned gradient;
 };
 
-// What a row's statistics give its gradient.
-template <bool SCALED>
-struct Gradient {
-    // log-sum-exp; finite.
-    float lse;
-    // weight / normaliser, or NaN where a NaN or an infinity makes every gradient one.
-    float factor;
-    // The loss scale, a power of two.
-    float scale;
-    // Whether every exponential of the row is normal, and the factor finite.
-    bool normal;
-
-    __device__ __forceinline__ float scaled(float x) const { return SCALED ? __fmul_rn(x, scale) : x; }
-    template <bool NORMAL>
-    __device__ __forceinline__ float of(float x) const
-    {
-        return scaled(__fmul_rn(exponential<NORMAL>(__fsub_rn(x, lse)), factor));
-    }
-    __device__ __forceinline__ float of_target(float x) const
-    {
-        return scaled(__fmul_rn(__fsub_rn(exp_of_nonpositive(__fsub_rn(x, lse)), 1.0f), factor));
-    }
-    template <typename H>
-    __device__ __forceinline__ uint4 of_octet(uint4 words) const
-    {
-        narrow::Octet x = narrow::widen8<H>(words);
-        if (normal) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                x.v[i] = of<true>(x.v[i]);
-            }
-            // Normal exponentials and a finite factor make no NaN.
-            return narrow::round8<H>(x);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                x.v[i] = of<false>(x.v[i]);
-            }
-        }
-        return narrow::narrow8<H>(x);
-    }
-};
-
 template <bool SCALED, typename H>
 __device__ __forceinline__ float scale_of(const Call<H>& c)
 {
     return SCALED ? __uint_as_float(c.loss_scale[0]) : 1.0f;
+}
+
+__device__ __forceinline__ float weight_of(float x, float reference)
+{
+    return softmax::score_weight(x, MINUS_K, reference);
+}
+
+// A row's reference and what its lanes are moved by when a tile raises it.
+struct Reference {
+    float at;
+    float factor;
+    float addend;
+
+    __device__ __forceinline__ Reference() : at(FIRST_REFERENCE), factor(1.0f), addend(0.0f) {}
+    // Takes the next tile's greatest logit, a NaN if one is.
+    __device__ __forceinline__ void take(float top)
+    {
+        factor = 1.0f;
+        addend = 0.0f;
+        if (softmax::passes(top, MINUS_K, at)) {
+            softmax::raise(at, factor, addend, top, MINUS_K);
+        }
+    }
+    __device__ __forceinline__ float moved(float sum) const { return __fmaf_rn(sum, factor, addend); }
+};
+
+// What a row's reference and sum give for its target's logit x.
+template <bool SCALED, typename H>
+struct Softmax {
+    // No logit is a NaN or plus infinity, and there is a weight.
+    bool ordinary;
+    float loss;
+    // What rounded weights beside the row's reference are multiplied by.
+    float factor;
+    float target_gradient;
+
+    __device__ __forceinline__ Softmax(float reference, float sum, float x, float weight, float inv, float scale)
+    {
+        ordinary = sum > 0.0f;
+        const float nan = NOT_A_NUMBER;
+        const float surprise = __fmaf_rn(__fmaf_rn(x, MINUS_K, reference), NATS, contract::log(__fmul_rn(0.5f, sum)));
+        loss = ordinary ? __fmul_rn(surprise > 0.0f ? surprise : 0.0f, weight) : nan;
+        const float inverse = __frcp_rn(sum);
+        const float f = __fmul_rn(weight, inv);
+        const float of_sum = __fmul_rn(f, inverse);
+        const float p = __fmul_rn(weight_of(x, reference), inverse);
+        const float gradient = __fmul_rn(__fsub_rn(p, 1.0f), f);
+        factor = ordinary ? (SCALED ? __fmul_rn(of_sum, lowered(scale, H())) : lowered(of_sum, H())) : nan;
+        target_gradient = ordinary ? (SCALED ? __fmul_rn(gradient, scale) : gradient) : nan;
+    }
+};
+
+// A float as an integer of the same order, a NaN above all; and back.
+__device__ __forceinline__ int ordered(int bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+
+// The greatest over a warp or, with a barrier between writing and reading `warps`, over a block.
+__device__ __forceinline__ float warp_top(float top)
+{
+    return __int_as_float(ordered(__reduce_max_sync(contract::WHOLE_WARP, ordered(__float_as_int(top)))));
+}
+template <unsigned WARPS>
+__device__ __forceinline__ float block_top(float top, int* warps)
+{
+    const int key = __reduce_max_sync(contract::WHOLE_WARP, ordered(__float_as_int(top)));
+    if (threadIdx.x % 32 == 0) {
+        warps[threadIdx.x / 32] = key;
+    }
+    __syncthreads();
+    return __int_as_float(ordered(__reduce_max_sync(contract::WHOLE_WARP, warps[threadIdx.x % WARPS])));
 }
 
 // 16 bytes from global to shared memory, both addresses a multiple of 16.
@@ -108,273 +142,452 @@ __device__ __forceinline__ uint4& octet_at(H* p)
     return *reinterpret_cast<uint4*>(p);
 }
 
-// The greatest and the least of both halves of two words, taken up octet by octet.
+// Two logits of minus infinity.
 template <typename H>
-struct Range {
-    unsigned most;
-    unsigned least;
+__device__ __forceinline__ unsigned absent()
+{
+    return narrow::round2(MINUS_INFINITY, MINUS_INFINITY, H());
+}
 
-    __device__ __forceinline__ Range()
-        : most(narrow::round2(MINUS_INFINITY, MINUS_INFINITY, H())),
-          least(narrow::round2(-MINUS_INFINITY, -MINUS_INFINITY, H()))
-    {
-    }
+template <typename H>
+__device__ __forceinline__ unsigned& word_at(H* p)
+{
+    return *reinterpret_cast<unsigned*>(p);
+}
+
+// The greatest of both halves of words, taken up octet by octet; a NaN if one is.
+template <typename H>
+struct Top {
+    unsigned most;
+
+    __device__ __forceinline__ Top() : most(absent<H>()) {}
     __device__ __forceinline__ void take(uint4 x)
     {
-        most = narrow::max_nan2(narrow::max_nan2(most, x.x, H()), narrow::max_nan2(narrow::max_nan2(x.y, x.z, H()), x.w, H()), H());
-        least = narrow::min2(narrow::min2(least, x.x, H()), narrow::min2(narrow::min2(x.y, x.z, H()), x.w, H()), H());
+        const unsigned low = narrow::max_nan2(x.x, x.y, H()), high = narrow::max_nan2(x.z, x.w, H());
+        most = narrow::max_nan2(most, narrow::max_nan2(low, high, H()), H());
     }
-    __device__ __forceinline__ float max() const
+    __device__ __forceinline__ void take(unsigned x) { most = narrow::max_nan2(most, x, H()); }
+    __device__ __forceinline__ float value() const
     {
         const float2 x = narrow::widen2(most, H());
         return greater_or_nan(x.x, x.y);
     }
-    __device__ __forceinline__ float min() const
+};
+
+// Rounded weights times a factor. `plain`: the factor is finite, so that no product is a NaN.
+template <typename H>
+__device__ __forceinline__ unsigned scaled_pair(unsigned weights, float factor, bool plain)
+{
+    const float2 x = narrow::widen2(weights, H());
+    const float a = __fmul_rn(x.x, factor), b = __fmul_rn(x.y, factor);
+    return plain ? narrow::round2(a, b, H()) : narrow::narrow2(a, b, H());
+}
+template <typename H>
+__device__ __forceinline__ uint4 scaled_octet(uint4 weights, float factor, bool plain)
+{
+    narrow::Octet x = narrow::widen8<H>(weights);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        x.v[i] = __fmul_rn(x.v[i], factor);
+    }
+    return plain ? narrow::round8<H>(x) : narrow::narrow8<H>(x);
+}
+
+// What the threads of a block share about the row they take in and the one that leaves.
+struct Shared {
+    // The sums of the row's tiles so far, lane by lane.
+    float2 lanes[PAIRS];
+    // Beside which the weights of each tile are.
+    float references[MOST_TILES];
+    // What each tile of the leaving row is multiplied by.
+    float factors[MOST_TILES];
+    int warps[THREADS / 32];
+};
+
+// The place of this thread's first word in a tile, of two logits; the others stand LANES apart.
+__device__ __forceinline__ unsigned first_word()
+{
+    return threadIdx.x / PAIRS * ROWS * LANES + 2 * (threadIdx.x % PAIRS);
+}
+// `count` less `at`, and zero where that would be negative.
+__device__ __forceinline__ unsigned left_of(unsigned count, unsigned at) { return at < count ? count - at : 0; }
+
+// Takes the next tile's greatest logit. `top` is that of this thread's octets or words, and of the block at the end;
+// one barrier.
+__device__ __forceinline__ float take_top(float top, unsigned tile, Reference& reference, Shared& shared)
+{
+    top = block_top<THREADS / 32>(top, shared.warps);
+    reference.take(top);
+    if (threadIdx.x == 0) {
+        shared.references[tile] = reference.at;
+    }
+    return top;
+}
+
+// Adds this thread's logits of a tile to the lanes' sums and makes them weights, rounded; one barrier. Behind the
+// row's end stand logits of minus infinity: their weight of +0.0 changes no sum that began at +0.0.
+template <typename H>
+__device__ __forceinline__ void add_tile(unsigned (&words)[ROWS], bool first, const Reference& reference, Shared& shared)
+{
+    const unsigned pair = threadIdx.x % PAIRS, part = threadIdx.x / PAIRS;
+    float2 w[ROWS];
+#pragma unroll
+    for (unsigned i = 0; i < ROWS; i++) {
+        const float2 x = narrow::widen2(words[i], H());
+        w[i] = make_float2(weight_of(x.x, reference.at), weight_of(x.y, reference.at));
+        words[i] = narrow::round2(lifted(w[i].x, H()), lifted(w[i].y, H()), H());
+    }
+#pragma unroll
+    for (unsigned p = 0; p < PARTS; p++) {
+        if (p > 0) {
+            __syncthreads();
+        }
+        if (part == p) {
+            float2 sum = first && p == 0 ? make_float2(0.0f, 0.0f) : shared.lanes[pair];
+            if (p == 0) {
+                sum = make_float2(reference.moved(sum.x), reference.moved(sum.y));
+            }
+#pragma unroll
+            for (unsigned i = 0; i < ROWS; i++) {
+                sum = make_float2(__fadd_rn(sum.x, w[i].x), __fadd_rn(sum.y, w[i].y));
+            }
+            shared.lanes[pair] = sum;
+        }
+    }
+}
+
+// A tile of `count` logits in shared memory becomes weights, rounded. It gives its greatest logit, a NaN if one is.
+template <bool WHOLE, typename H>
+__device__ __forceinline__ float take_kept_tile(H* logits, unsigned count, unsigned tile, Reference& reference,
+                                                Shared& shared)
+{
+    Top<H> top;
+    H* const own = logits + 8 * threadIdx.x;
+    const unsigned behind = left_of(count, 8 * threadIdx.x);
+#pragma unroll
+    for (unsigned i = 0; i < OCTETS; i++) {
+        if (WHOLE || 8 * i * THREADS < behind) {
+            // A thread reads here only what it copied itself.
+            top.take(octet_at(own + 8 * i * THREADS));
+        }
+    }
+    const float tile_top = take_top(top.value(), tile, reference, shared);
+    H* const in = logits + first_word();
+    const unsigned left = left_of(count, first_word());
+    unsigned words[ROWS];
+#pragma unroll
+    for (unsigned i = 0; i < ROWS; i++) {
+        words[i] = WHOLE || i * LANES < left ? word_at(in + i * LANES) : absent<H>();
+    }
+    add_tile<H>(words, tile == 0, reference, shared);
+#pragma unroll
+    for (unsigned i = 0; i < ROWS; i++) {
+        if (WHOLE || i * LANES < left) {
+            word_at(in + i * LANES) = words[i];
+        }
+    }
+    return tile_top;
+}
+
+// The gradient of a tile of weights leaves to `due`, and the next row's tile comes into its place from `next`; either
+// pointer may be null.
+template <typename H>
+__device__ __forceinline__ void exchange_tile(H* place, H* due, const H* next, unsigned count, float factor, bool plain)
+{
+    if (due && next && plain && count >= TILE) {
+        place += 8 * threadIdx.x, due += 8 * threadIdx.x, next += 8 * threadIdx.x;
+        uint4 x[OCTETS];
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            x[i] = octet_at(place + 8 * i * THREADS);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            octet_at(due + 8 * i * THREADS) = scaled_octet<H>(x[i], factor, true);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            copy_octet(place + 8 * i * THREADS, next + 8 * i * THREADS);
+        }
+        return;
+    }
+    for (unsigned at = 8 * threadIdx.x; at < count && at < TILE; at += 8 * THREADS) {
+        if (due) {
+            octet_at(due + at) = scaled_octet<H>(octet_at(place + at), factor, plain);
+        }
+        if (next) {
+            copy_octet(place + at, next + at);
+        }
+    }
+}
+
+// The greatest logit of a row that is not a NaN; barriers before and behind the use of `warps`.
+template <unsigned WARPS, typename H>
+__device__ __forceinline__ float greatest_number(const H* row, unsigned vocab, int* warps)
+{
+    float max = MINUS_INFINITY;
+    for (unsigned i = threadIdx.x; i < vocab; i += 32 * WARPS) {
+        max = contract::greater(max, narrow::widen(row[i]));
+    }
+    __syncthreads();
+    max = block_top<WARPS>(max, warps);
+    __syncthreads();
+    return max;
+}
+
+// The row of which `target` is the first one at or behind `row`, by the grid's stride, that is scored; the others
+// get zeros. At least `c.rows` where there is none.
+template <unsigned BLOCK, unsigned VECTOR, typename H>
+__device__ __forceinline__ unsigned next_row(const Call<H>& c, unsigned row, int& target)
+{
+    for (; row < c.rows; row += gridDim.x) {
+        target = c.targets[row];
+        if ((unsigned)target < c.vocab) {
+            break;
+        }
+        if (threadIdx.x == 0) {
+            c.row_loss[row] = 0.0f;
+            c.row_hit[row] = 0;
+        }
+        H* logits = c.logits + (size_t)row * c.vocab;
+        for (unsigned at = VECTOR * threadIdx.x; c.gradient && at < c.vocab; at += VECTOR * BLOCK) {
+            if (VECTOR == 8) {
+                octet_at(logits + at) = make_uint4(0, 0, 0, 0);
+            } else {
+                logits[at] = H{0};
+            }
+        }
+    }
+    return row;
+}
+
+// The line of 128 bytes at `p` is read into the L2 cache.
+template <typename H>
+__device__ __forceinline__ void prefetch(const H* p)
+{
+#ifndef BITSTEP_HOST
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
+// The part of a row behind what shared memory keeps, in registers: at most TILES tiles, logits at first, then weights.
+template <unsigned TILES, typename H>
+struct Tail {
+    // As many as there are, and never none, which no compiler would take.
+    unsigned words[TILES == 0 ? 1 : TILES][ROWS];
+
+    // The tile of `row` that begins at `start`.
+    __device__ __forceinline__ void load(unsigned k, H* row, unsigned start, unsigned vocab)
     {
-        const float2 x = narrow::widen2(least, H());
-        return fminf(x.x, x.y);
+        H* const in = row + start + first_word();
+        const unsigned left = left_of(vocab, start + first_word());
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) {
+            words[k][i] = i * LANES < left ? word_at(in + i * LANES) : absent<H>();
+        }
+    }
+    __device__ __forceinline__ float top(unsigned k) const
+    {
+        Top<H> top;
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) {
+            top.take(words[k][i]);
+        }
+        return top.value();
+    }
+    __device__ __forceinline__ void leave(unsigned k, H* row, unsigned start, unsigned vocab, float factor, bool plain) const
+    {
+        H* const out = row + start + first_word();
+        const unsigned left = left_of(vocab, start + first_word());
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) {
+            if (i * LANES < left) {
+                word_at(out + i * LANES) = scaled_pair<H>(words[k][i], factor, plain);
+            }
+        }
     }
 };
 
-// Elements t, t + 256, … of the kept part, added to `sum` as one chain.
-template <bool NORMAL, typename H>
-__device__ __forceinline__ float sum_kept(const H* cache, unsigned kept, float max)
-{
-    const unsigned t = threadIdx.x;
-    const H* in = cache + t;
-    float sum = 0.0f;
-    // A batch is added while the next one's exponentials are in work; it begins as harmless +0.0.
-    float ready[BATCH] = {};
-#pragma unroll 2
-    for (unsigned s = 0; s < kept / STEP; s++, in += STEP) {
-        float x[BATCH];
-#pragma unroll
-        for (unsigned i = 0; i < BATCH; i++) {
-            x[i] = exponential<NORMAL>(__fsub_rn(narrow::widen(in[i * LANES]), max));
-        }
-#pragma unroll
-        for (unsigned i = 0; i < BATCH; i++) {
-            sum = __fadd_rn(sum, ready[i]);
-            ready[i] = x[i];
-        }
-    }
-#pragma unroll
-    for (unsigned i = 0; i < BATCH; i++) {
-        sum = __fadd_rn(sum, ready[i]);
-    }
-    for (unsigned at = kept / STEP * STEP + t; at < kept; at += LANES) {
-        sum = __fadd_rn(sum, exponential<NORMAL>(__fsub_rn(narrow::widen(cache[at]), max)));
-    }
-    return sum;
-}
-
-// The same for the rest of the row, which continues `sum`.
+// The row whose gradient is due.
 template <typename H>
-__device__ __forceinline__ float sum_tail(const H* tail, unsigned n, float max, float sum)
-{
-    for (unsigned at = threadIdx.x; at < n; at += TAIL_STEP) {
-        float x[TAIL_BATCH];
-#pragma unroll
-        for (unsigned i = 0; i < TAIL_BATCH; i++) {
-            x[i] = at + i * LANES < n ? narrow::widen(tail[at + i * LANES]) : MINUS_INFINITY;
-        }
-        // Behind the end stands exp(-inf) = +0.0, which changes no sum that began at +0.0.
-#pragma unroll
-        for (unsigned i = 0; i < TAIL_BATCH; i++) {
-            sum = __fadd_rn(sum, exp_of_nonpositive(__fsub_rn(x[i], max)));
+struct Due {
+    // Null for none.
+    H* row;
+    unsigned target;
+    float target_gradient;
+    // Whether the factors are finite.
+    bool plain;
+
+    // Puts the target's gradient over what stands there: the thread does that has written it. `kept` is what left
+    // from shared memory, by octets.
+    __device__ __forceinline__ void correct(unsigned kept) const
+    {
+        const unsigned at = target % TILE;
+        const unsigned by_octets = at / 8 % THREADS, by_words = at / LANES / ROWS * PAIRS + at % LANES / 2;
+        if (row && threadIdx.x == (target < kept ? by_octets : by_words)) {
+            row[target] = narrow::narrowed<H>(target_gradient);
         }
     }
-    return sum;
-}
+};
 
-// Calls `step(at)` for this thread's octets of the n elements from 0, a batch at a time: `load` first for all.
-template <typename Load, typename Step>
-__device__ __forceinline__ void for_octets(unsigned n, Load load, Step step)
-{
-    for (unsigned at = 8 * threadIdx.x; at < n; at += TAIL_OCTETS * 8 * LANES) {
-        uint4 x[TAIL_OCTETS];
-#pragma unroll
-        for (unsigned i = 0; i < TAIL_OCTETS; i++) {
-            if (at + i * 8 * LANES < n) {
-                x[i] = load(at + i * 8 * LANES);
-            }
-        }
-#pragma unroll
-        for (unsigned i = 0; i < TAIL_OCTETS; i++) {
-            if (at + i * 8 * LANES < n) {
-                step(at + i * 8 * LANES, x[i]);
-            }
-        }
-    }
-}
-
-// Rows aligned to 16 bytes, of a multiple of 8 elements. The first `kept` elements of a row stand in dynamic shared
-// memory: all of them, or a multiple of TAIL_STEP. Any grid works.
-template <bool SCALED, typename H>
+// Rows aligned to 16 bytes, of a multiple of 8 elements and at most MOST_TILES tiles. The first `kept` elements of a
+// row stand in dynamic shared memory: all of them, or whole tiles, behind which there are at most TAIL more. Any grid
+// works.
+template <unsigned TAIL, bool SCALED, typename H>
 __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
 {
     extern __shared__ __align__(16) unsigned char bytes[];
     H* const cache = reinterpret_cast<H*>(bytes);
-    __shared__ float warps[LANES / 32];
-    __shared__ float lanes[LANES];
+    __shared__ Shared shared;
     const unsigned t = threadIdx.x, vocab = c.vocab;
-    const unsigned steps = (kept + STEP - 1) / STEP;
-    const unsigned tail = vocab - kept;
-    const float inv = c.scalars[INV_NORMALISER];
-    // The row whose gradient is due, and the gradient of its target.
-    H* due = nullptr;
-    Gradient<SCALED> due_row = {0.0f, 0.0f, scale_of<SCALED>(c), false};
-    unsigned due_target = 0;
-    float due_value = 0.0f;
+    const unsigned tiles = (kept + TILE - 1) / TILE, all = (vocab + TILE - 1) / TILE;
+    const float inv = c.scalars[INV_NORMALISER], scale = scale_of<SCALED>(c);
+    Tail<TAIL, H> tail;
+    Due<H> due = {nullptr, 0, 0.0f, false};
     for (unsigned r = blockIdx.x;; r += gridDim.x) {
         int target = -1;
-        for (; r < c.rows; r += gridDim.x) {
-            target = c.targets[r];
-            if ((unsigned)target < vocab) {
-                break;
-            }
-            if (t == 0) {
-                c.row_loss[r] = 0.0f;
-                c.row_hit[r] = 0;
-            }
-            if (c.gradient) {
-                H* row = c.logits + (size_t)r * vocab;
-                for (unsigned at = 8 * t; at < vocab; at += STEP) {
-                    octet_at(row + at) = make_uint4(0, 0, 0, 0);
-                }
-            }
-        }
+        r = next_row<THREADS, 8>(c, r, target);
         H* next = r < c.rows ? c.logits + (size_t)r * vocab : nullptr;
-        if (due) {
-            H* out = due + kept;
-            for_octets(tail, [&](unsigned at) { return octet_at(out + at); },
-                       [&](unsigned at, uint4 x) { octet_at(out + at) = due_row.template of_octet<H>(x); });
-        }
-        Range<H> range;
-        for (unsigned s = 0; s < steps + LAG; s++) {
-            const unsigned at = s * STEP + 8 * t;
-            if (at < kept) {
-                if (due) {
-                    octet_at(due + at) = due_row.template of_octet<H>(octet_at(cache + at));
-                }
-                if (next) {
-                    copy_octet(cache + at, next + at);
-                }
+        const float x_target = next ? narrow::widen(next[target]) : 0.0f;
+        const float weight = next ? c.weights[r] : 0.0f;
+        Reference reference;
+        float max = MINUS_INFINITY;
+        for (unsigned s = 0; s < tiles + AHEAD; s++) {
+            const unsigned start = s * TILE;
+            if (s < tiles) {
+                exchange_tile<H>(cache + start, due.row ? due.row + start : nullptr, next ? next + start : nullptr,
+                                 kept - start, due.row ? shared.factors[s] : 0.0f, due.plain);
             }
             copy_async_commit();
-            if (next && s >= LAG) {
-                // A thread reads only what it copied itself, so no barrier is needed.
-                copy_async_wait<LAG>();
-                if (at - LAG * STEP < kept) {
-                    range.take(octet_at(cache + (at - LAG * STEP)));
+            if (TAIL > 0 && s + 1 == AHEAD) {
+#pragma unroll
+                for (unsigned k = 0; k < TAIL; k++) {
+                    if (due.row && tiles + k < all) {
+                        tail.leave(k, due.row, (tiles + k) * TILE, vocab, shared.factors[tiles + k], due.plain);
+                    }
+                }
+                for (unsigned at = kept + 64 * t; next && at < vocab; at += 64 * THREADS) {
+                    prefetch(next + at);
                 }
             }
+            if (next && s >= AHEAD) {
+                copy_async_wait<AHEAD>();
+                const unsigned tile = s - AHEAD, first = tile * TILE;
+                const float top = kept - first >= TILE
+                                      ? take_kept_tile<true>(cache + first, TILE, tile, reference, shared)
+                                      : take_kept_tile<false>(cache + first, kept - first, tile, reference, shared);
+                max = greater_or_nan(max, top);
+            }
         }
-        // The thread that wrote this place a moment ago writes it again.
-        if (due && due_target / 8 % LANES == t) {
-            due[due_target] = narrow::narrowed<H>(due_value);
-        }
+        due.correct(kept);
         if (!next) {
             return;
         }
-        for_octets(tail, [&](unsigned at) { return octet_at(next + kept + at); },
-                   [&](unsigned, uint4 x) { range.take(x); });
-        float max = block_max(range.max(), warps, greater_or_nan);
-        const float min = contract::negate(block_max(contract::negate(range.min()), warps, contract::greater));
-        const bool ordinary = is_finite(max);
-        if (!ordinary) {
-            // Rare: the maximum without the NaNs.
-            max = MINUS_INFINITY;
-            for (unsigned i = t; i < vocab; i += LANES) {
-                max = contract::greater(max, narrow::widen(i < kept ? cache[i] : next[i]));
+        if (TAIL > 0) {
+            tail.load(0, next, kept, vocab);
+        }
+#pragma unroll
+        for (unsigned k = 0; k < TAIL; k++) {
+            const unsigned tile = tiles + k;
+            if (tile < all) {
+                if (k + 1 < TAIL) {
+                    tail.load(k + 1, next, (tile + 1) * TILE, vocab);
+                }
+                max = greater_or_nan(max, take_top(tail.top(k), tile, reference, shared));
+                add_tile<H>(tail.words[k], tile == 0, reference, shared);
             }
-            max = block_max(max, warps, contract::greater);
         }
-        max = __fadd_rn(max, 0.0f);
-        const float x_target = narrow::widen((unsigned)target < kept ? cache[target] : next[target]);
-        const float weight = c.weights[r];
-        float sum = 0.0f;
-        if (ordinary) {
-            const bool normal = __fsub_rn(min, max) >= LEAST_NORMAL;
-            sum = normal ? sum_kept<true>(cache, kept, max) : sum_kept<false>(cache, kept, max);
-            sum = sum_tail(next + kept, tail, max, sum);
-        }
-        lanes[t] = sum;
         __syncthreads();
-        const Scored scored(max, contract::fold_shared(lanes), x_target, weight, inv, ordinary);
+        const float sum = contract::fold_shared(reinterpret_cast<const float*>(shared.lanes));
+        const Softmax<SCALED, H> row(reference.at, sum, x_target, weight, inv, scale);
+        if (!row.ordinary) {
+            max = greatest_number<THREADS / 32>(next, vocab, shared.warps);
+        }
         if (t == 0) {
-            c.row_loss[r] = scored.loss;
-            c.row_hit[r] = scored.hit;
+            c.row_loss[r] = row.loss;
+            c.row_hit[r] = x_target == max;
         }
         if (c.gradient) {
-            due = next;
-            due_row.lse = scored.row.lse;
-            due_row.factor = scored.row.factor;
-            due_row.normal = ordinary && is_finite(scored.row.factor) && __fsub_rn(min, scored.row.lse) >= LEAST_NORMAL;
-            due_target = target;
-            due_value = due_row.of_target(x_target);
+            due = {next, (unsigned)target, row.target_gradient, is_finite(row.factor)};
+            for (unsigned i = t; i < all; i += THREADS) {
+                const float moved = softmax::half_weight(__fsub_rn(reference.at, shared.references[i]));
+                shared.factors[i] = __fmul_rn(row.factor, moved);
+            }
+            __syncthreads();
         }
     }
 }
 
-// Rows of any length at any address, three times read.
+// Rows of any length at any address, read once for each tile's maximum and once for its weights, and so again for the
+// gradient.
 template <bool SCALED, typename H>
 __device__ __forceinline__ void any_rows(const Call<H>& c)
 {
-    __shared__ float warps[LANES / 32];
+    __shared__ int warps[LANES / 32];
     __shared__ float lanes[LANES];
     const unsigned t = threadIdx.x, vocab = c.vocab;
-    const float inv = c.scalars[INV_NORMALISER];
-    for (unsigned r = blockIdx.x; r < c.rows; r += gridDim.x) {
+    const float inv = c.scalars[INV_NORMALISER], scale = scale_of<SCALED>(c);
+    for (unsigned r = blockIdx.x;; r += gridDim.x) {
+        int target = -1;
+        r = next_row<LANES, 1>(c, r, target);
+        if (r >= c.rows) {
+            return;
+        }
         H* row = c.logits + (size_t)r * vocab;
-        const int target = c.targets[r];
-        if ((unsigned)target >= vocab) {
-            if (t == 0) {
-                c.row_loss[r] = 0.0f;
-                c.row_hit[r] = 0;
-            }
-            for (unsigned i = t; c.gradient && i < vocab; i += LANES) {
-                row[i] = H{0};
-            }
-            continue;
-        }
         const float x_target = narrow::widen(row[target]);
-        float max = MINUS_INFINITY;
-        for (unsigned i = t; i < vocab; i += LANES) {
-            max = greater_or_nan(max, narrow::widen(row[i]));
-        }
-        max = block_max(max, warps, greater_or_nan);
-        const bool ordinary = is_finite(max);
-        if (!ordinary) {
-            max = MINUS_INFINITY;
-            for (unsigned i = t; i < vocab; i += LANES) {
-                max = contract::greater(max, narrow::widen(row[i]));
+        auto take = [&](Reference& reference, unsigned start) {
+            const unsigned end = min(start + TILE, vocab);
+            float top = MINUS_INFINITY;
+#pragma unroll 8
+            for (unsigned i = start + t; i < end; i += LANES) {
+                top = greater_or_nan(top, narrow::widen(row[i]));
             }
-            max = block_max(max, warps, contract::greater);
+            __syncthreads();
+            top = block_top<LANES / 32>(top, warps);
+            reference.take(top);
+            return top;
+        };
+        Reference reference;
+        float max = MINUS_INFINITY, sum = 0.0f;
+        for (unsigned start = 0; start < vocab; start += TILE) {
+            max = greater_or_nan(max, take(reference, start));
+            sum = reference.moved(sum);
+            const unsigned end = min(start + TILE, vocab);
+#pragma unroll 8
+            for (unsigned i = start + t; i < end; i += LANES) {
+                sum = __fadd_rn(sum, weight_of(narrow::widen(row[i]), reference.at));
+            }
         }
-        max = __fadd_rn(max, 0.0f);
-        lanes[t] = ordinary ? sum_tail(row, vocab, max, 0.0f) : 0.0f;
+        lanes[t] = sum;
         __syncthreads();
-        const Scored scored(max, contract::fold_shared(lanes), x_target, c.weights[r], inv, ordinary);
-        if (t == 0) {
-            c.row_loss[r] = scored.loss;
-            c.row_hit[r] = scored.hit;
+        const Softmax<SCALED, H> of(reference.at, contract::fold_shared(lanes), x_target, c.weights[r], inv, scale);
+        if (!of.ordinary) {
+            max = greatest_number<LANES / 32>(row, vocab, warps);
         }
-        if (c.gradient) {
-            const Gradient<SCALED> gradient = {scored.row.lse, scored.row.factor, scale_of<SCALED>(c), false};
-            const float value = gradient.of_target(x_target);
-            for (unsigned i = t; i < vocab; i += LANES) {
-                const float x = i == (unsigned)target ? value : gradient.template of<false>(narrow::widen(row[i]));
+        if (t == 0) {
+            c.row_loss[r] = of.loss;
+            c.row_hit[r] = x_target == max;
+        }
+        Reference again;
+        for (unsigned start = 0; c.gradient && start < vocab; start += TILE) {
+            take(again, start);
+            const float factor = __fmul_rn(of.factor, softmax::half_weight(__fsub_rn(reference.at, again.at)));
+            const unsigned end = min(start + TILE, vocab);
+#pragma unroll 8
+            for (unsigned i = start + t; i < end; i += LANES) {
+                const H weight = narrow::narrowed<H>(lifted(weight_of(narrow::widen(row[i]), again.at), H()));
+                const float x = i == (unsigned)target ? of.target_gradient : __fmul_rn(narrow::widen(weight), factor);
                 row[i] = narrow::narrowed<H>(x);
             }
         }
     }
 }
 
-// Thread t of the row's warp holds x[k]: element t + 32 k, so lane t + 32 (k % 8).
+// Thread t of the row's warp holds x[k]: element t + 32 k, so lane t + 32 (k % 8). The row is one tile.
 template <unsigned ELEMENTS, bool SCALED, typename H>
 __device__ __forceinline__ void warp_row(const Call<H>& c)
 {
+    static_assert(32 * ELEMENTS <= TILE, "one tile");
     const unsigned t = threadIdx.x % 32, vocab = c.vocab;
     const unsigned r = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (r >= c.rows) {
@@ -404,41 +617,43 @@ __device__ __forceinline__ void warp_row(const Call<H>& c)
     for (unsigned k = 0; k < ELEMENTS; k++) {
         max = greater_or_nan(max, x[k]);
     }
-#pragma unroll
-    for (int half = 16; half > 0; half /= 2) {
-        max = greater_or_nan(max, __shfl_xor_sync(contract::WHOLE_WARP, max, half));
-    }
-    const bool ordinary = is_finite(max);
-    if (!ordinary) {
+    max = warp_top(max);
+    Reference reference;
+    reference.take(max);
+    if (contract::is_nan(max)) {
         max = MINUS_INFINITY;
 #pragma unroll
         for (unsigned k = 0; k < ELEMENTS; k++) {
             max = contract::greater(max, x[k]);
         }
-        max = contract::fold_max(max);
+        max = warp_top(max);
     }
-    max = __fadd_rn(max, 0.0f);
-    // Behind the end stands exp(-inf) = +0.0, which changes no sum that began at +0.0.
-    float lanes[8] = {};
+    // Behind the end stands a weight of +0.0, which changes no sum that began at +0.0.
+    float lanes[8];
+#pragma unroll
+    for (unsigned k = 0; k < 8; k++) {
+        lanes[k] = reference.moved(0.0f);
+    }
 #pragma unroll
     for (unsigned k = 0; k < ELEMENTS; k++) {
-        lanes[k % 8] = __fadd_rn(lanes[k % 8], exp_of_nonpositive(__fsub_rn(x[k], max)));
+        x[k] = weight_of(x[k], reference.at);
+        lanes[k % 8] = __fadd_rn(lanes[k % 8], x[k]);
     }
-    const Scored scored(max, contract::fold_strided(lanes), x_target, weight, inv, ordinary);
+    const Softmax<SCALED, H> of(reference.at, contract::fold_strided(lanes), x_target, weight, inv, scale);
     if (t == 0) {
-        c.row_loss[r] = scored.loss;
-        c.row_hit[r] = scored.hit;
+        c.row_loss[r] = of.loss;
+        c.row_hit[r] = x_target == max;
     }
     if (c.gradient) {
-        const Gradient<SCALED> gradient = {scored.row.lse, scored.row.factor, scale, false};
-        const float value = gradient.of_target(x_target);
+        const float factor = __fmul_rn(of.factor, softmax::half_weight(0.0f));
         // Every thread has read the target's logit.
         __syncwarp(contract::WHOLE_WARP);
 #pragma unroll
         for (unsigned k = 0; k < ELEMENTS; k++) {
             const unsigned i = t + 32 * k;
             if (i < vocab) {
-                row[i] = narrow::narrowed<H>(i == (unsigned)target ? value : gradient.template of<false>(x[k]));
+                const float w = narrow::widen(narrow::narrowed<H>(lifted(x[k], H())));
+                row[i] = narrow::narrowed<H>(i == (unsigned)target ? of.target_gradient : __fmul_rn(w, factor));
             }
         }
     }
@@ -459,12 +674,20 @@ __device__ __forceinline__ void warp_row(const Call<H>& c)
         targets, weights, scalars, CROSS_ENTROPY_SCALE, row_loss, row_hit, logits, rows, vocab, gradient      \
     }
 
+// Tiles behind the kept part of a long row.
+#define CROSS_ENTROPY_TAIL 5
+
 // Rows of at most 256 or 1,024 logits go four a block.
 #define CROSS_ENTROPY_ENTRIES(H, SCALED)                                                                     \
-    extern "C" __global__ void __launch_bounds__(LANES, 2) cross_entropy_##H(                                 \
-        CROSS_ENTROPY_PARAMETERS(H), unsigned kept, unsigned gradient)                       \
+    extern "C" __global__ void __launch_bounds__(cross_entropy::THREADS, 2) cross_entropy_##H(                \
+        CROSS_ENTROPY_PARAMETERS(H), unsigned kept, unsigned gradient)                                       \
     {                                                                                                         \
-        cross_entropy::block_rows<SCALED>(CROSS_ENTROPY_CALL(H), kept);                                \
+        cross_entropy::block_rows<0, SCALED>(CROSS_ENTROPY_CALL(H), kept);                                    \
+    }                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(cross_entropy::THREADS, 1) cross_entropy_##H##_long(         \
+        CROSS_ENTROPY_PARAMETERS(H), unsigned kept, unsigned gradient)                                       \
+    {                                                                                                         \
+        cross_entropy::block_rows<CROSS_ENTROPY_TAIL, SCALED>(CROSS_ENTROPY_CALL(H), kept);                   \
     }                                                                                                         \
     extern "C" __global__ void __launch_bounds__(LANES, 2) cross_entropy_##H##_any(                           \
         CROSS_ENTROPY_PARAMETERS(H), unsigned gradient)                                      \

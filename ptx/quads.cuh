@@ -57,11 +57,23 @@ __device__ __forceinline__ Quad widen(const Stored<float>& x) {
     return {{x.words.x, x.words.y, x.words.z, x.words.w}};
 }
 
+/// Two words of elements with canonical NaNs, `sum` being a NaN where one of the elements is. NaNs are rare, so that all are asked for
+/// at once; a loop is nothing that a predicate can stand for.
+template <typename T>
+__device__ __forceinline__ void mend_nans(unsigned (&words)[2], float sum) {
+    if (sum == sum) return;
+#pragma unroll
+    for (unsigned i = 0; i < 2; ++i)
+        while (narrow::nan_halves(words[i]) != 0) words[i] = narrow::canonical2<T>(words[i]);
+}
+
 /// Writes `count` of four elements.
 template <typename T>
 __device__ __forceinline__ void put(T* p, const Quad& x, unsigned count, bool whole) {
     if (whole) {
-        *reinterpret_cast<uint2*>(p) = make_uint2(narrow::narrow2(x.v[0], x.v[1], T()), narrow::narrow2(x.v[2], x.v[3], T()));
+        unsigned words[2] = {narrow::round2(x.v[0], x.v[1], T()), narrow::round2(x.v[2], x.v[3], T())};
+        mend_nans<T>(words, __fadd_rn(__fadd_rn(x.v[0], x.v[1]), __fadd_rn(x.v[2], x.v[3])));
+        *reinterpret_cast<uint2*>(p) = make_uint2(words[0], words[1]);
         return;
     }
 #pragma unroll

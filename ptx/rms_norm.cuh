@@ -136,7 +136,9 @@ __device__ __forceinline__ void norm_any(const Params<H>& p) {
     RMS_NORM_PLAIN(rms_norm_##H##_quads, H, (128), norm_any, true)                                            \
     RMS_NORM_PLAIN(rms_norm_##H##_quads_256, H, (128, 8), norm_held, 2)                                       \
     RMS_NORM_PLAIN(rms_norm_##H##_quads_1024, H, (128), norm_held, 8)                                         \
+    RMS_NORM_PLAIN(rms_norm_##H##_quads_2048, H, (128), norm_held, 16)                                        \
     RMS_NORM_RESIDUAL(rms_norm_##H##_residual, H, (128, 8), norm_any, false)                                  \
     RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads, H, (128), norm_any, true)                                \
     RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads_256, H, (128, 8), norm_held, 2)                           \
-    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads_1024, H, (128), norm_held, 8)
+    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads_1024, H, (128), norm_held, 8)                             \
+    RMS_NORM_RESIDUAL(rms_norm_##H##_residual_quads_2048, H, (128), norm_held, 16)

@@ -2,15 +2,12 @@
 // dweight = the token sum of dh * x. The residual stream and its gradient are stored in f32, dh and the copy of
 // dr, which is the gradient of what the norm has added, in H: f32, bf16 or f16.
 //
-// Where the weight has a gradient a block serves a piece: half of its warps serve rows, the other half run the
-// chains of the columns over the same rows, which neither needs of the other; both find them in shared memory,
-// where asynchronous copies bring the rows that follow. The last block of a group of pieces folds it, and the
-// last of these the groups. Rows that do not fit are read from memory, for the chains a second time.
+// Where the weight has a gradient a block serves a piece, as rms_norm_grad_relay.cuh says, and leaves a row of partial
+// sums; rms_norm_grad_folds_f32.cu folds those. Rows that do not fit in shared memory are read from memory, for the
+// chains a second time.
 //
-// Where dh and r are small enough to be read twice from the L2 cache, blocks of two kinds share neither
-// pieces nor arrivals: some serve rows, the others a few columns of the weight over all tokens.
+// Where dh and r are small enough to be read twice from the L2 cache, some blocks serve rows, the others the chains.
 #pragma once
-#include "async.cuh"
 #include "contract.cuh"
 #include "storage.cuh"
 
@@ -31,11 +28,10 @@ struct Params {
     const float* rstd;
     float* dr;
     H* ddelta;
-    float* dweight;
     TokenCut cut;
     unsigned d;
     unsigned flags;
-    unsigned* counters;
+    /// A row for each piece.
     float* partials;
 
     __device__ __forceinline__ bool adds() const { return (flags & ADD) != 0; }
@@ -133,61 +129,6 @@ struct Piece {
     __device__ __forceinline__ bool exists(const TokenCut& cut) const { return piece < cut.pieces(grain); }
 };
 
-/// The tree over at most 16 rows at `rows`, `stride` floats apart, by the whole block; aligned quads.
-__device__ __forceinline__ void fold_few(const float* rows, size_t stride, unsigned n, unsigned d, float* out) {
-    for (unsigned j = 4 * threadIdx.x; j < d; j += 4 * blockDim.x) {
-        float4 leaf[16];
-#pragma unroll
-        for (int i = 0; i < 16; ++i)
-            if (i < n) leaf[i] = __ldcg(reinterpret_cast<const float4*>(rows + i * stride + j));
-#pragma unroll
-        for (int s = 1; s < 16; s *= 2) {
-#pragma unroll
-            for (int i = 0; i + s < 16; i += 2 * s)
-                if (i + s < n) leaf[i] = plus(leaf[i], leaf[i + s]);
-        }
-        store4(out + j, leaf[0]);
-    }
-}
-
-/// The tree over n rows of one set; what lies at `rows` is overwritten where there are more than 16.
-template <bool QUADS>
-__device__ __forceinline__ void fold_one(float* rows, size_t stride, unsigned n, unsigned d, float* out) {
-    if (QUADS && n <= 16) {
-        fold_few(rows, stride, n, d, out);
-        return;
-    }
-    contract::fold_sets(contract::LeafSets{rows, d, 1, 0, stride}, n, [&](unsigned) { return n; }, contract::ToRow{out});
-}
-
-/// Counts this block's piece in, whose row of partials is written. Pieces of a group fold into the row of its
-/// first piece, then groups into the sum.
-template <bool QUADS, typename H>
-__device__ __forceinline__ void fold_pieces(const Params<H>& p, const Piece& at) {
-    const TokenCut& cut = p.cut;
-    const unsigned pieces = cut.pieces_per_grain();
-    if (cut.group > 1) {
-        const unsigned group = at.piece / cut.group, lead = group * cut.group;
-        const unsigned n = cut.pieces(at.grain) - lead < cut.group ? cut.pieces(at.grain) - lead : cut.group;
-        if (!contract::last_arrival(p.counters + 1 + at.grain * cut.groups_per_grain() + group, n)) return;
-        float* rows = p.partials + ((size_t)at.grain * pieces + lead) * p.d;
-        fold_one<QUADS>(rows, p.d, n, p.d, rows);
-    }
-    // Rows of groups: one every `group` pieces, those of a grain from its first piece on.
-    const unsigned grains = cut.grains(), most = cut.groups_per_grain();
-    if (!contract::last_arrival(p.counters, (grains - 1) * most + cut.groups(grains - 1))) return;
-    const size_t leaf_stride = (size_t)cut.group * p.d, set_stride = (size_t)pieces * p.d;
-    if (grains == 1) {
-        fold_one<QUADS>(p.partials, leaf_stride, cut.groups(0), p.d, p.dweight);
-        return;
-    }
-    if (most > 1)
-        contract::fold_sets(contract::LeafSets{p.partials, p.d, grains, set_stride, leaf_stride}, most,
-                            [&](unsigned s) { return cut.groups(s); }, contract::ToRow{p.dweight});
-    contract::fold_sets(contract::LeafSets{p.partials, p.d, 1, 0, set_stride}, grains, [&](unsigned) { return grains; },
-                        contract::ToRow{p.dweight});
-}
-
 /// Rows that are read from memory, for the chains once more.
 template <bool QUADS, typename H>
 __device__ __forceinline__ void piece_from_memory(const Params<H>& p) {
@@ -205,84 +146,7 @@ __device__ __forceinline__ void piece_from_memory(const Params<H>& p) {
         }
         partial[j] = acc;
     }
-    fold_pieces<QUADS>(p, at);
 }
-
-/// Rows in shared memory: STAGES stages of a row for each warp that serves rows, then the chains of all columns.
-template <int STAGES, typename H>
-struct Stream {
-    static_assert(STAGES >= 2, "one stage is filled while another is read");
-    const Params<H>& p;
-    const Piece at;
-    unsigned char* shared;
-    /// Rows of a stage.
-    unsigned rows;
-
-    __device__ __forceinline__ Stream(const Params<H>& params, unsigned char* dynamic)
-        : p(params), at(params.cut), shared(dynamic), rows(blockDim.x / 64) {}
-
-    /// A row of r, a row of what is added to, a row of dh: whole pieces of 16 bytes each.
-    __device__ __forceinline__ Row<H> row(unsigned stage, unsigned k) const {
-        const float* r = reinterpret_cast<const float*>(shared + (size_t)(stage * rows + k) * p.d * (8 + sizeof(H)));
-        return Row<H>{reinterpret_cast<const H*>(r + 2 * p.d), r, r + p.d};
-    }
-    __device__ __forceinline__ float* chains() const {
-        return reinterpret_cast<float*>(shared + (size_t)(STAGES * rows) * p.d * (8 + sizeof(H)));
-    }
-
-    /// Starts to bring round `round` to a stage, two warps a row; a round behind the last brings nothing.
-    __device__ __forceinline__ void fetch(unsigned round, unsigned stage) const {
-        constexpr unsigned OF_CHUNK = 16 / sizeof(H);
-        const unsigned k = threadIdx.x / 64, t = at.first + round * rows + k, lane = threadIdx.x % 64;
-        if (t < at.end) {
-            const Row<H> to = row(stage, k);
-            const size_t start = (size_t)t * p.d;
-            for (unsigned i = 4 * lane; i < p.d; i += 4 * 64) {
-                copy_async_16(const_cast<float*>(to.r + i), p.r + start + i, true);
-                if (p.adds()) copy_async_16(const_cast<float*>(to.old + i), p.dr + start + i, true);
-            }
-            for (unsigned i = OF_CHUNK * lane; i < p.d; i += OF_CHUNK * 64)
-                copy_async_16((float*)(to.dh + i), (const float*)(p.dh + start + i), true);
-        }
-        // A group a round, even an empty one: the wait counts groups.
-        copy_async_commit();
-    }
-
-    /// The chains of this thread's quads of columns over the n rows of a round, by the upper half of the threads.
-    __device__ __forceinline__ void columns(unsigned round, unsigned stage, unsigned n, float* partial) const {
-        const unsigned first = at.first + round * rows;
-        const bool last = first + n == at.end;
-        for (unsigned j = 4 * (threadIdx.x - 32 * rows); j < p.d; j += 4 * 32 * rows) {
-            const float4 before = round == 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : load4(chains() + j);
-            float acc[4] = {before.x, before.y, before.z, before.w};
-#pragma unroll 4
-            for (unsigned k = 0; k < n; ++k) {
-                const Row<H> from = row(stage, k);
-                chain_step(load4(from.dh + j), times(load4(from.r + j), p.rstd[first + k]), acc);
-            }
-            store4((last ? partial : chains()) + j, make_float4(acc[0], acc[1], acc[2], acc[3]));
-        }
-    }
-
-    __device__ __forceinline__ void run() const {
-        if (!at.exists(p.cut)) return;
-        const unsigned rounds = (at.end - at.first + rows - 1) / rows, warp = threadIdx.x / 32;
-#pragma unroll
-        for (int s = 0; s < STAGES - 1; ++s) fetch(s, s);
-        unsigned now = 0;
-        for (unsigned round = 0; round < rounds; ++round) {
-            copy_async_wait<STAGES - 2>();
-            // Everyone's copies of this round are there, and everyone has read the round before.
-            __syncthreads();
-            fetch(round + STAGES - 1, now == 0 ? STAGES - 1 : now - 1);
-            const unsigned first = at.first + round * rows, n = at.end - first < rows ? at.end - first : rows;
-            if (warp >= rows) columns(round, now, n, p.partials + (size_t)blockIdx.x * p.d);
-            else if (warp < n) row_gradient<true>(p, first + warp, row(now, warp));
-            now = now + 1 == STAGES ? 0 : now + 1;
-        }
-        fold_pieces<true>(p, at);
-    }
-};
 
 /// The longest row of which a thread holds its part in registers: two quads.
 __device__ constexpr unsigned SHORT_ROW = 256;
@@ -321,10 +185,8 @@ __device__ __forceinline__ void short_row_gradient(const Params<H>& p, unsigned 
     });
 }
 
-/// Blocks that are split by their kind: threads, columns of a block of columns, and the most pieces of a sum.
+/// Threads of a block where blocks are split by their kind.
 __device__ constexpr unsigned SPLIT_THREADS = 256;
-__device__ constexpr unsigned SPLIT_COLUMNS = 8;
-__device__ constexpr unsigned SPLIT_PIECES = 256;
 
 /// The chain of column j over the tokens from `first` on, a multiple of 4, to `end`; 32 tokens are under way
 /// together.
@@ -355,40 +217,16 @@ __device__ __forceinline__ float piece_chain(const Params<H>& p, unsigned first,
     return acc;
 }
 
-/// The weight gradient of a few columns over all tokens of one grain: a thread a piece and column, then the
-/// tree, eight nodes a thread and round.
+/// Some blocks leave the partial sums of one grain, a thread a piece and column; the others serve rows.
 template <typename H>
-__device__ __forceinline__ void columns_alone(const Params<H>& p, unsigned first_column) {
-    __shared__ float leaves[SPLIT_PIECES][SPLIT_COLUMNS];
-    constexpr unsigned LINES = SPLIT_THREADS / SPLIT_COLUMNS;
-    const unsigned c = threadIdx.x % SPLIT_COLUMNS, line = threadIdx.x / SPLIT_COLUMNS, j = first_column + c;
-    const unsigned pieces = p.cut.pieces(0);
-    if (j < p.d) {
-        for (unsigned q = line; q < pieces; q += LINES) leaves[q][c] = piece_chain(p, p.cut.first(0, q), p.cut.end(0, q), j);
-    }
-    __syncthreads();
-    for (unsigned span = 1; span < pieces; span *= 8) {
-        const unsigned nodes = (pieces + span - 1) / span, groups = (nodes + 7) / 8;
-        for (unsigned g = line; g < groups; g += LINES) {
-            const unsigned n = nodes - 8 * g < 8 ? nodes - 8 * g : 8;
-            float leaf[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) leaf[i] = i < n ? leaves[(8 * g + i) * span][c] : 0.0f;
-            leaves[8 * g * span][c] = contract::tree_registers(leaf, n);
-        }
-        __syncthreads();
-    }
-    if (line == 0 && j < p.d) p.dweight[j] = leaves[0][c];
-}
-
-template <typename H>
-__device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
-    const unsigned column_blocks = (p.d + SPLIT_COLUMNS - 1) / SPLIT_COLUMNS;
-    if (blockIdx.x < column_blocks) {
-        columns_alone(p, blockIdx.x * SPLIT_COLUMNS);
+__device__ __forceinline__ void rows_or_pieces(const Params<H>& p) {
+    const unsigned sums = p.cut.pieces(0) * p.d, sum_blocks = (sums + SPLIT_THREADS - 1) / SPLIT_THREADS;
+    if (blockIdx.x < sum_blocks) {
+        const unsigned sum = blockIdx.x * SPLIT_THREADS + threadIdx.x, piece = sum / p.d, j = sum - piece * p.d;
+        if (sum < sums) p.partials[sum] = piece_chain(p, p.cut.first(0, piece), p.cut.end(0, piece), j);
         return;
     }
-    const unsigned t = (blockIdx.x - column_blocks) * (SPLIT_THREADS / 32) + threadIdx.x / 32;
+    const unsigned t = (blockIdx.x - sum_blocks) * (SPLIT_THREADS / 32) + threadIdx.x / 32;
     if (t >= p.cut.tokens) return;
     if (p.d <= SHORT_ROW) short_row_gradient(p, t);
     else row_from_memory<true>(p, t);
@@ -404,35 +242,42 @@ __device__ __forceinline__ void rows_or_columns(const Params<H>& p) {
     extern "C" __global__ void __launch_bounds__(128)                                                         \
     NAME(NORM_GRAD_OPERANDS(H), unsigned rows, unsigned d, unsigned flags) {                                  \
         norm_grad::rows_alone<QUADS>(norm_grad::Params<storage::H>{                                           \
-            dh, r, weight, rstd, dr, ddelta, nullptr, {rows, rows, rows, 1}, d, flags, nullptr, nullptr});    \
+            dh, r, weight, rstd, dr, ddelta, {rows, rows, rows, 1}, d, flags, nullptr});                      \
     }
 
 #define NORM_GRAD_PIECES(NAME, H, BOUNDS, BODY)                                                               \
     extern "C" __global__ void __launch_bounds__ BOUNDS                                                       \
-    NAME(NORM_GRAD_OPERANDS(H), float* __restrict__ dweight, unsigned tokens, unsigned grain, unsigned piece, \
-         unsigned group, unsigned d, unsigned flags, unsigned* counters, float* partials) {                   \
-        const norm_grad::Params<storage::H> p{dh, r, weight, rstd, dr, ddelta, dweight,                       \
-                                              {tokens, grain, piece, group}, d, flags, counters, partials};   \
+    NAME(NORM_GRAD_OPERANDS(H), unsigned tokens, unsigned grain, unsigned piece, unsigned d, unsigned flags,  \
+         float* partials) {                                                                                   \
+        const norm_grad::Params<storage::H> p{dh, r, weight, rstd, dr, ddelta,                                \
+                                              {tokens, grain, piece, 1}, d, flags, partials};                 \
         BODY;                                                                                                 \
     }
 
-#define NORM_GRAD_STREAM(NAME, H, STAGES)                                                                     \
-    NORM_GRAD_PIECES(NAME, H, (256, 2), extern __shared__ __align__(16) unsigned char rows[];                 \
-                     (norm_grad::Stream<STAGES, storage::H>(p, rows).run()))
+#define NORM_GRAD_RELAY(NAME, H, BOUNDS, QUADS)                                                               \
+    NORM_GRAD_PIECES(NAME, H, BOUNDS, extern __shared__ __align__(16) float rows[];                           \
+                     (norm_grad::piece_by_relay<QUADS, true>(p, rows)))
 
-#define NORM_GRAD_SPLIT(NAME, H)                                                                              \
-    extern "C" __global__ void __launch_bounds__(norm_grad::SPLIT_THREADS, 2)                                 \
-    NAME(NORM_GRAD_OPERANDS(H), float* __restrict__ dweight, unsigned tokens, unsigned piece, unsigned d,     \
-         unsigned flags) {                                                                                    \
-        norm_grad::rows_or_columns(norm_grad::Params<storage::H>{                                             \
-            dh, r, weight, rstd, dr, ddelta, dweight, {tokens, tokens, piece, 1}, d, flags, nullptr, nullptr}); \
+#define NORM_GRAD_RELAY_ROWS(NAME, H, BOUNDS, QUADS)                                                          \
+    extern "C" __global__ void __launch_bounds__ BOUNDS                                                       \
+    NAME(NORM_GRAD_OPERANDS(H), unsigned rows, unsigned piece, unsigned d, unsigned flags) {                  \
+        extern __shared__ __align__(16) float shared[];                                                       \
+        norm_grad::piece_by_relay<QUADS, false>(                                                              \
+            norm_grad::Params<storage::H>{                                                                    \
+                dh, r, weight, rstd, dr, ddelta, {rows, rows, piece, 1}, d, flags, nullptr},                  \
+            shared);                                                                                          \
     }
 
 #define RMS_NORM_GRAD_ENTRIES(H)                                                                              \
     NORM_GRAD_ROWS(rms_norm_grad_##H##_rows, H, false)                                                        \
     NORM_GRAD_ROWS(rms_norm_grad_##H##_rows_quads, H, true)                                                   \
     NORM_GRAD_PIECES(rms_norm_grad_##H, H, (512), norm_grad::piece_from_memory<false>(p))                     \
-    NORM_GRAD_PIECES(rms_norm_grad_##H##_quads, H, (512), norm_grad::piece_from_memory<true>(p))              \
-    NORM_GRAD_STREAM(rms_norm_grad_##H##_two_stages, H, 2)                                                    \
-    NORM_GRAD_STREAM(rms_norm_grad_##H##_three_stages, H, 3)                                                  \
-    NORM_GRAD_SPLIT(rms_norm_grad_##H##_split, H)
+    NORM_GRAD_PIECES(rms_norm_grad_##H##_quads, H, (512, 2), norm_grad::piece_from_memory<true>(p))           \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay, H, (256, 2), 0)                                                \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_768, H, (256, 2), 6)                                            \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_1024, H, (256, 2), 8)                                           \
+    NORM_GRAD_RELAY(rms_norm_grad_##H##_relay_2048, H, (256), 16)                                             \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_768, H, (128, 4), 6)                                        \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_1024, H, (128, 4), 8)                                       \
+    NORM_GRAD_RELAY_ROWS(rms_norm_grad_##H##_rows_2048, H, (128, 2), 16)                                      \
+    NORM_GRAD_PIECES(rms_norm_grad_##H##_split, H, (norm_grad::SPLIT_THREADS, 2), norm_grad::rows_or_pieces(p))

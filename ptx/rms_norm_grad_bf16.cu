@@ -1,4 +1,4 @@
 // The gradient of the RMS norm for activations in bf16.
-#include "rms_norm_grad.cuh"
+#include "rms_norm_grad_relay.cuh"
 
 RMS_NORM_GRAD_ENTRIES(bf16)

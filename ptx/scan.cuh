@@ -9,6 +9,7 @@
 // channels a thread.
 #pragma once
 #include "contract.cuh"
+#include "gates.cuh"
 #include "quads.cuh"
 
 namespace scan {
@@ -39,13 +40,22 @@ __device__ __forceinline__ float decay(float x) {
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(t) << 23));
 }
 
-/// The sizes of a scan, and whether rows of channels and of `bc` can be read by four elements.
+/// The sizes of a scan, the chunks of a sequence, and whether rows of channels and of `bc` can be read by four elements.
 struct Sizes {
-    unsigned seq_len, d_inner, d_state, chunk;
+    unsigned seq_len, d_inner, d_state, chunk, chunks;
     bool whole;
-
-    __device__ __forceinline__ unsigned chunks() const { return (seq_len + chunk - 1) / chunk; }
 };
+
+/// The thread's number, asked for anew: what follows from it need not be kept in registers until here.
+__device__ __forceinline__ unsigned thread_again() {
+#ifdef BITSTEP_HOST
+    return threadIdx.x;
+#else
+    unsigned x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+#endif
+}
 
 /// How the block's threads share its work.
 template <unsigned G>
@@ -60,18 +70,18 @@ struct Roles {
     static constexpr unsigned COLUMNS = 2 * OWN * G;
 
     /// Of the states: the channel of the block and the first state.
-    static __device__ __forceinline__ unsigned channel() {
-        return threadIdx.x / 32 * ACROSS + threadIdx.x % ACROSS;
-    }
-    static __device__ __forceinline__ unsigned group() { return threadIdx.x % 32 / ACROSS; }
+    static __device__ __forceinline__ unsigned channel(unsigned thread) { return thread / 32 * ACROSS + thread % ACROSS; }
+    static __device__ __forceinline__ unsigned group(unsigned thread) { return thread % 32 / ACROSS; }
+    static __device__ __forceinline__ unsigned channel() { return channel(threadIdx.x); }
+    static __device__ __forceinline__ unsigned group() { return group(threadIdx.x); }
 
-    /// Of the thread's quad number `i`: the position in the tile and the first channel of the block.
-    static __device__ __forceinline__ bool has(unsigned i) { return threadIdx.x + i * THREADS < QUADS; }
-    static __device__ __forceinline__ unsigned position(unsigned i) {
-        return (threadIdx.x + i * THREADS) / (CHANNELS / 4);
+    /// Of a thread's quad number `i`: whether there is one, the position in the tile, and the first channel of the block.
+    static __device__ __forceinline__ bool has(unsigned i, unsigned thread = threadIdx.x) { return thread + i * THREADS < QUADS; }
+    static __device__ __forceinline__ unsigned position(unsigned i, unsigned thread = threadIdx.x) {
+        return (thread + i * THREADS) / (CHANNELS / 4);
     }
-    static __device__ __forceinline__ unsigned quad(unsigned i) {
-        return (threadIdx.x + i * THREADS) % (CHANNELS / 4) * 4;
+    static __device__ __forceinline__ unsigned quad(unsigned i, unsigned thread = threadIdx.x) {
+        return (thread + i * THREADS) % (CHANNELS / 4) * 4;
     }
 };
 
@@ -177,7 +187,8 @@ __device__ __forceinline__ void put_ragged(const T* bc, float* tile, unsigned co
     }
 }
 
-/// What a thread keeps of the weights of its states.
+/// What a thread keeps of the weights of its states; with `RAGGED` a channel may have fewer than the threads have.
+template <bool RAGGED>
 struct Rates {
     float rate[OWN];
     /// Which of its states there are.
@@ -186,7 +197,7 @@ struct Rates {
     __device__ __forceinline__ Rates(const float* a_log, size_t at, unsigned n, unsigned d_state, bool channel) {
 #pragma unroll
         for (unsigned k = 0; k < OWN; ++k) {
-            live[k] = channel && n + k < d_state;
+            live[k] = channel && (!RAGGED || n + k < d_state);
             const float a = contract::negate(live[k] ? contract::exp(a_log[at + k]) : 0.0f);
             rate[k] = __fmul_rn(a, __uint_as_float(LOG2_E));
         }
@@ -267,9 +278,10 @@ struct TileInputs {
             if (!Roles<G>::has(i) || p >= count || c >= sizes.d_inner) continue;
             const unsigned n = sizes.d_inner - c < 4 ? sizes.d_inner - c : 4;
             const bool whole = sizes.whole;
-            u[i] = quads::fetch(at.u + (row + p) * sizes.d_inner + c, n, whole);
-            dt[i] = quads::fetch(at.dt + (row + p) * sizes.d_inner + c, n, whole);
-            z[i] = quads::fetch(at.xz + ((row + p) * 2 + 1) * sizes.d_inner + c, n, whole);
+            const size_t place = (row + p) * sizes.d_inner + c;
+            u[i] = quads::fetch(at.u + place, n, whole);
+            dt[i] = quads::fetch(at.dt + place, n, whole);
+            z[i] = quads::fetch(at.xz + (2 * place + sizes.d_inner - c), n, whole);
         }
     }
 };
@@ -284,7 +296,7 @@ struct Tile {
 
 /// The states through `count` positions of a tile, with their sums; `before` is called before each position.
 template <unsigned G, bool RAGGED, typename Before>
-__device__ __forceinline__ void pass(Tile<G>& shared, float (&h)[OWN], const Rates& weights, unsigned count, const Before& before) {
+__device__ __forceinline__ void pass(Tile<G>& shared, float (&h)[OWN], const Rates<RAGGED>& weights, unsigned count, const Before& before) {
     const unsigned channel = Roles<G>::channel(), group = Roles<G>::group();
 #pragma unroll 1
     for (unsigned four = 0; four < count; four += 4) {
@@ -321,7 +333,7 @@ __device__ __forceinline__ void forward(const Forward<T>& at, const Sizes& sizes
     const unsigned channel = R::channel(), group = R::group(), c = first + channel;
     const bool mine = c < d;
     const size_t states = ((size_t)b * d + c) * n + OWN * group;
-    const Rates weights(at.a_log, (size_t)c * n + OWN * group, OWN * group, n, mine);
+    const Rates<RAGGED> weights(at.a_log, (size_t)c * n + OWN * group, OWN * group, n, mine);
     float h[OWN];
     const bool kept = carried && at.keep[b] != 0;
 #pragma unroll
@@ -338,7 +350,7 @@ __device__ __forceinline__ void forward(const Forward<T>& at, const Sizes& sizes
     inputs.fetch(at, sizes, rows, first, first_count);
     if (!RAGGED) bc.fetch(at.bc + rows * 2 * n, first_count, sizes.whole);
     unsigned next_start = 0;
-    size_t start_at = (size_t)b * sizes.chunks() * d * n + (size_t)c * n + OWN * group;
+    size_t start_at = (size_t)b * sizes.chunks * d * n + (size_t)c * n + OWN * group;
     for (unsigned tile = 0; tile < sizes.seq_len; tile += TILE) {
         const unsigned count = sizes.seq_len - tile < TILE ? sizes.seq_len - tile : TILE;
         Quad u[R::EACH], gate[R::EACH];
@@ -351,7 +363,7 @@ __device__ __forceinline__ void forward(const Forward<T>& at, const Sizes& sizes
             for (unsigned k = 0; k < 4; ++k) {
                 const float delta = contract::softplus(__fadd_rn(dt.v[k], own.bias[k]));
                 shared.steps[R::position(i)][R::quad(i) + k] = make_float2(delta, __fmul_rn(delta, u[i].v[k]));
-                gate[i].v[k] = __fmul_rn(z.v[k], contract::sigmoid(z.v[k]));
+                gate[i].v[k] = __fmul_rn(z.v[k], gates::sigmoid(z.v[k]));
             }
         }
         if (RAGGED) put_ragged<G>(at.bc + (rows + tile) * 2 * n, shared.columns[0], count, n);
@@ -408,9 +420,9 @@ __device__ __forceinline__ void forward(const Forward<T>& at, const Sizes& sizes
          const float* __restrict__ a_log, const float* __restrict__ skip, const float* __restrict__ dt_bias,    \
          const float* __restrict__ state, const unsigned* __restrict__ keep, T* __restrict__ out,               \
          float* __restrict__ starts, float* __restrict__ state_next, unsigned seq_len, unsigned d_inner,        \
-         unsigned d_state, unsigned chunk, unsigned flags) {                                                    \
+         unsigned d_state, unsigned chunk, unsigned chunks, unsigned flags) {                                   \
         scan::forward<G, RAGGED, T>({u, dt, bc, xz, a_log, skip, dt_bias, state, keep, out, starts, state_next}, \
-                                    {seq_len, d_inner, d_state, chunk, (flags & 1) != 0}, (flags & 2) != 0);    \
+                                    {seq_len, d_inner, d_state, chunk, chunks, (flags & 1) != 0}, (flags & 2) != 0); \
     }
 
 #define SCAN_ENTRIES(STORAGE, T)             \

@@ -3,6 +3,7 @@
 // A block of 32 x 8 threads serves 32 columns (or as many times what 16 bytes hold) and a run of 8 * `steps` rows.
 #pragma once
 #include "contract.cuh"
+#include "narrow_sigmoid.cuh"
 #include "storage.cuh"
 
 namespace swiglu {
@@ -36,19 +37,36 @@ __device__ __forceinline__ float sigmoid_near(float x) {
     return down ? contract::from_bits(contract::to_bits(q) + n) : q;
 }
 
+/// The sigmoid of a gate stored as H.
+template <typename H>
+__device__ __forceinline__ float sigmoid(float x) {
+    return contract::narrow_sigmoid(x);
+}
+template <>
+__device__ __forceinline__ float sigmoid<storage::f32>(float x) {
+    return contract::sigmoid(x);
+}
+
 /// The sigmoids of all elements.
 template <typename H>
 __device__ __forceinline__ Vector<H> sigmoids(const Vector<H>& x) {
+    Vector<H> s;
+#pragma unroll
+    for (int i = 0; i < Vector<H>::N; ++i) s.v[i] = contract::narrow_sigmoid(x.v[i]);
+    return s;
+}
+template <>
+__device__ __forceinline__ Vector<storage::f32> sigmoids(const Vector<storage::f32>& x) {
     bool near = true;
 #pragma unroll
-    for (int i = 0; i < Vector<H>::N; ++i) near &= fabsf(x.v[i]) <= NEAR;
-    Vector<H> s;
+    for (int i = 0; i < 4; ++i) near &= fabsf(x.v[i]) <= NEAR;
+    Vector<storage::f32> s;
     if (near) {
 #pragma unroll
-        for (int i = 0; i < Vector<H>::N; ++i) s.v[i] = sigmoid_near(x.v[i]);
+        for (int i = 0; i < 4; ++i) s.v[i] = sigmoid_near(x.v[i]);
     } else {
 #pragma unroll
-        for (int i = 0; i < Vector<H>::N; ++i) s.v[i] = contract::sigmoid(x.v[i]);
+        for (int i = 0; i < 4; ++i) s.v[i] = contract::sigmoid(x.v[i]);
     }
     return s;
 }
@@ -70,7 +88,7 @@ __device__ __forceinline__ void forward_rows(const H* gate_up, H* a, unsigned ro
     for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
         const H* gate = gate_up + (size_t)row * 2 * d + j;
         const float g = storage::widen(gate[0]), u = storage::widen(gate[d]);
-        a[(size_t)row * d + j] = storage::narrowed<H>(gated(g, contract::sigmoid(g), u));
+        a[(size_t)row * d + j] = storage::narrowed<H>(gated(g, sigmoid<H>(g), u));
     }
 }
 
@@ -98,22 +116,26 @@ __device__ __forceinline__ void forward_vectors(const H* gate_up, H* a, unsigned
     }
 }
 
-template <typename H>
-__device__ __forceinline__ void backward_rows(const H* da, H* gate_up, unsigned rows, unsigned d, unsigned steps) {
+/// `RESTORE`: the output, as forward writes it, over its gradient.
+template <typename H, bool RESTORE>
+__device__ __forceinline__ void backward_rows(H* da, H* gate_up, unsigned rows, unsigned d, unsigned steps) {
     const unsigned j = blockIdx.y * 32 + threadIdx.x;
     if (j >= d) return;
     unsigned row = blockIdx.x * 8 * steps + threadIdx.y;
-    for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
+    for (unsigned step = 0; step < steps && row < rows; ++step, row += 8) {
         H* gate = gate_up + (size_t)row * 2 * d + j;
+        H* gradient = da + (size_t)row * d + j;
         float g = storage::widen(gate[0]), u = storage::widen(gate[d]);
-        backward(storage::widen(da[(size_t)row * d + j]), contract::sigmoid(g), g, u);
+        const float y = storage::widen(*gradient), s = sigmoid<H>(g);
+        if (RESTORE) *gradient = storage::narrowed<H>(gated(g, s, u));
+        backward(y, s, g, u);
         gate[0] = storage::narrowed<H>(g);
         gate[d] = storage::narrowed<H>(u);
     }
 }
 
-template <typename H>
-__device__ __forceinline__ void backward_vectors(const H* da, H* gate_up, unsigned rows, unsigned d, unsigned steps) {
+template <typename H, bool RESTORE>
+__device__ __forceinline__ void backward_vectors(H* da, H* gate_up, unsigned rows, unsigned d, unsigned steps) {
     constexpr int N = Vector<H>::N;
     const unsigned j = (blockIdx.y * 32 + threadIdx.x) * N;
     if (j >= d) return;
@@ -121,9 +143,15 @@ __device__ __forceinline__ void backward_vectors(const H* da, H* gate_up, unsign
     for (unsigned s = 0; s < steps && row < rows; ++s, row += 8) {
         H* gate = gate_up + (size_t)row * 2 * d + j;
         Vector<H> g = storage::load_vector(gate), u = storage::load_vector(gate + d);
-        const Vector<H> y = storage::load_vector(da + (size_t)row * d + j), sigmoid = sigmoids(g);
+        H* gradient = da + (size_t)row * d + j;
+        const Vector<H> y = storage::load_vector(gradient), sigmoid = sigmoids(g);
+        Vector<H> out;
 #pragma unroll
-        for (int i = 0; i < N; ++i) backward(y.v[i], sigmoid.v[i], g.v[i], u.v[i]);
+        for (int i = 0; i < N; ++i) {
+            if (RESTORE) out.v[i] = gated(g.v[i], sigmoid.v[i], u.v[i]);
+            backward(y.v[i], sigmoid.v[i], g.v[i], u.v[i]);
+        }
+        if (RESTORE) storage::store_vector(gradient, out);
         storage::store_vector(gate, g);
         storage::store_vector(gate + d, u);
     }
@@ -138,9 +166,9 @@ __device__ __forceinline__ void backward_vectors(const H* da, H* gate_up, unsign
         swiglu::BODY(gate_up, a, rows, d, steps);                                                             \
     }
 
-#define SWIGLU_GRAD_ENTRY(NAME, H, BODY)                                                                      \
+#define SWIGLU_GRAD_ENTRY(NAME, H, BODY, RESTORE)                                                             \
     extern "C" __global__ void __launch_bounds__(256)                                                         \
-    NAME(const storage::H* __restrict__ da, storage::H* __restrict__ gate_up, unsigned rows, unsigned d,        \
+    NAME(storage::H* __restrict__ da, storage::H* __restrict__ gate_up, unsigned rows, unsigned d,              \
          unsigned steps) {                                                                                    \
-        swiglu::BODY(da, gate_up, rows, d, steps);                                                            \
+        swiglu::BODY<storage::H, RESTORE>(da, gate_up, rows, d, steps);                                       \
     }

@@ -13,7 +13,7 @@ use crate::op::copy::FillNeutral;
 use crate::op::{Op, OpCall, Slot, Store};
 use crate::plan::TokenCut;
 use crate::program::ProgramBuilder;
-use crate::shape::{DType, Role, Shape, TensorSpec};
+use crate::shape::{DType, Math, Role, Shape, TensorSpec};
 
 /// What the backward of each op sees: where gradients are, and where to put new ones.
 pub struct GradBuilder<'a> {
@@ -32,6 +32,17 @@ pub struct GradBuilder<'a> {
     /// Where passes are accumulated: second contributions to gradients of parameters, each with the sum it is
     /// kept apart in.
     apart: Option<Vec<(Slot, Slot)>>,
+    /// Outputs that backward writes again where something waits for them.
+    restorable: BTreeSet<Slot>,
+    /// What waits for an output to be written again.
+    waiting: BTreeMap<Slot, Vec<Waiting>>,
+}
+
+/// A backward call that reads a gradient and an output of forward, which backward writes again before it.
+pub struct Waiting {
+    op: Op,
+    gradient: Slot,
+    target: Slot,
 }
 
 impl<'a> GradBuilder<'a> {
@@ -56,6 +67,8 @@ impl<'a> GradBuilder<'a> {
             parameters: BTreeMap::new(),
             partial: None,
             apart: None,
+            restorable: BTreeSet::new(),
+            waiting: BTreeMap::new(),
         };
         grads.mark_needed(calls);
         grads
@@ -72,7 +85,7 @@ impl<'a> GradBuilder<'a> {
         self.apart.clone().unwrap_or_default()
     }
 
-    /// Marks what depends on a trainable parameter through `calls`.
+    /// Marks what depends on a trainable parameter through `calls`, and what of it backward may write again.
     fn mark_needed(&mut self, calls: &[OpCall]) {
         for call in calls {
             let depends = call
@@ -82,7 +95,19 @@ impl<'a> GradBuilder<'a> {
                 .any(|&s| self.needs_gradient(s) || self.is_trainable(s));
             if depends {
                 self.needed.extend(&call.writes);
+                self.mark_restorable(call);
             }
+        }
+    }
+
+    /// Marks the output of a call that backward may write again: one that is large enough.
+    fn mark_restorable(&mut self, call: &OpCall) {
+        let [output] = call.writes[..] else {
+            return;
+        };
+        let elements = self.program.slots.spec(output).shape.elements();
+        if call.op.rule().is_restorable() && elements >= self.program.restored_elements {
+            self.restorable.insert(output);
         }
     }
 
@@ -107,7 +132,13 @@ impl<'a> GradBuilder<'a> {
                 call.op.rule().backward(call, self)?;
             }
         }
-        Ok(())
+        match self.waiting.keys().next() {
+            Some(&slot) => Err(PlanError::MissingGradient {
+                op: "restored output",
+                tensor: self.name(slot),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Assigns the gradient of `weight` to a target, or adds it there, until the next call; used for partial sums.
@@ -314,14 +345,39 @@ impl<'a> GradBuilder<'a> {
         self.program.call(op, reads, writes);
     }
 
+    /// Appends a backward call that reads `gradient` and `x`, which a forward call wrote. Where backward writes `x`
+    /// again the call waits for it.
+    pub fn emit_reading(&mut self, op: impl Into<Op>, (gradient, x): (Slot, Slot), target: Slot) {
+        if !self.restorable.contains(&x) {
+            return self.emit(op, vec![gradient, x], vec![target]);
+        }
+        self.waiting.entry(x).or_default().push(Waiting {
+            op: op.into(),
+            gradient,
+            target,
+        });
+    }
+
+    /// The calls that wait for `x`; from now on none does.
+    pub fn take_waiting(&mut self, x: Slot) -> Vec<Waiting> {
+        self.waiting.remove(&x).unwrap_or_default()
+    }
+
+    /// Appends calls that have waited, now that `x` holds what they read.
+    pub fn emit_waiting(&mut self, waiting: Vec<Waiting>, x: Slot) {
+        for call in waiting {
+            self.emit(call.op, vec![call.gradient, x], vec![call.target]);
+        }
+    }
+
     /// How a sum over `rows` tokens is cut; one chain a grain for `piece` of `None`.
     pub fn token_sum(&self, rows: usize, piece: Option<usize>) -> TokenSum {
         self.cut.sum(rows, piece)
     }
 
-    /// How the sum over `rows` tokens of a weight gradient with `outputs` elements is cut.
-    pub fn weight_sum(&self, rows: usize, outputs: usize) -> TokenSum {
-        let default = weight_piece(self.cut.grain, outputs);
+    /// How the sum over `rows` tokens of a weight gradient in `math` with `outputs` elements is cut.
+    pub fn weight_sum(&self, math: Math, rows: usize, outputs: usize) -> TokenSum {
+        let default = weight_piece(math, self.cut.grain, outputs);
         self.cut.sum(rows, Some(self.cut.piece.unwrap_or(default)))
     }
 

@@ -223,14 +223,24 @@ pub struct ProgramBuilder {
     pub calls: Vec<OpCall>,
     /// How products are computed; models give it to the ops they call.
     pub math: Math,
+    /// Elements from which on an output that backward can write again is not kept for it.
+    pub restored_elements: usize,
     /// The calls with which layers begin, and the one after the last layer.
     layers: Vec<usize>,
     /// The shadow of a parameter arena, by the arena.
-    shadow_arenas: BTreeMap<Slot, Slot>,
+    shadow_arenas: BTreeMap<Slot, Shadow>,
     /// The parameter of which a slot is the shadow.
     masters: BTreeMap<Slot, Slot>,
     /// Weights stored as NF4, by the view of the shared scratch in which products read them.
     packed: BTreeMap<Slot, Vec<PackedPart>>,
+}
+
+/// The elements of a parameter arena that products read, rounded to their storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shadow {
+    pub slot: Slot,
+    /// The element of the arena whose shadow is the first one.
+    pub first: usize,
 }
 
 /// A tensor stored as NF4 and its place in the shared scratch.
@@ -285,29 +295,36 @@ impl ProgramBuilder {
             .add(TensorSpec::new(name, shape, storage, Role::Activation))
     }
 
-    /// Declares the shadow of a parameter arena: its elements rounded to the storage of products, at
-    /// the same places. `None` where products read the parameters themselves.
-    pub fn shadow_arena(&mut self, arena: Slot, name: &str) -> Option<Slot> {
+    /// Declares the shadow of a parameter arena: these elements of it rounded to the storage of products, in the
+    /// same order. `None` where products read the parameters themselves.
+    pub fn shadow_arena(
+        &mut self,
+        arena: Slot,
+        name: &str,
+        elements: Range<usize>,
+    ) -> Option<Shadow> {
         let storage = self.math.storage();
-        let spec = self.slots.spec(arena);
-        if storage == spec.dtype {
+        if storage == self.slots.spec(arena).dtype {
             return None;
         }
-        let spec = TensorSpec::new(name, spec.shape.clone(), storage, Role::Derived);
-        let shadow = self.slots.add(spec);
+        let spec = TensorSpec::new(name, [elements.len()], storage, Role::Derived);
+        let shadow = Shadow {
+            slot: self.slots.add(spec),
+            first: elements.start,
+        };
         self.shadow_arenas.insert(arena, shadow);
         Some(shadow)
     }
 
     /// The parameter arenas that have a shadow, each with it.
-    pub fn shadows(&self) -> Vec<(Slot, Slot)> {
+    pub fn shadows(&self) -> Vec<(Slot, Shadow)> {
         self.shadow_arenas.iter().map(|(&a, &s)| (a, s)).collect()
     }
 
     /// What a product reads for the parameter `weight`: its shadow where there is one.
     ///
     /// # Errors
-    /// [`PlanError::ViewOutOfBounds`] when the shadow is smaller than its arena.
+    /// [`PlanError::ViewOutOfBounds`] when the weight is not among the elements that have a shadow.
     pub fn product_operand(&mut self, weight: Slot) -> Result<Slot, PlanError> {
         let (root, range) = self.slots.root(weight);
         let Some(&shadow) = self.shadow_arenas.get(&root) else {
@@ -318,7 +335,10 @@ impl ProgramBuilder {
         }
         let spec = self.slots.spec(weight);
         let (name, shape) = (format!("shadow.{}", spec.name), spec.shape.clone());
-        let view = self.slots.view(shadow, range.start, name, shape)?;
+        // What starts before the shadow is refused as what ends behind it.
+        let behind = self.slots.spec(shadow.slot).shape.elements();
+        let start = range.start.checked_sub(shadow.first).unwrap_or(behind);
+        let view = self.slots.view(shadow.slot, start, name, shape)?;
         self.masters.insert(view, weight);
         Ok(view)
     }

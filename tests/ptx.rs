@@ -17,13 +17,14 @@ use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::mamba::{Mamba, Windows};
 use bitstep::model::mamba_config::{Decay, MambaFamily};
 use bitstep::model::{Family, MambaConfig, ModelConfig};
+use bitstep::num::nf4::Quantisation;
 use bitstep::num::tensor_step::Kind;
 use bitstep::op::Op;
 use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
 use bitstep::shape::Math;
 use serde_json::Value;
 
-const DEVICE: DeviceShape = DeviceShape {
+pub(crate) const DEVICE: DeviceShape = DeviceShape {
     multiprocessors: 132,
     shared_bytes_per_block: 232_448,
     warpgroups: true,
@@ -57,16 +58,36 @@ const WGMMA_ORDER: [&str; 3] = [
     "wgmma.wait_group.sync.aligned",
 ];
 
+/// Whether the lines from a guess of a reciprocal on are its step of Newton's, by which it is the reciprocal to nearest for divisors of
+/// 1 to 2: what the device's own division does for them.
+fn is_newtons(lines: &[&str]) -> bool {
+    let [guess, less, rest, last, ..] = lines else {
+        return false;
+    };
+    let divisor = guess.strip_prefix("rcp.approx.ftz.f32 guess, ");
+    divisor.is_some_and(|divisor| {
+        *less == format!("neg.f32 less, {divisor}")
+            && *rest == "fma.rn.f32 rest, less, guess, 0f3F800000;"
+            && last.starts_with("fma.rn.f32 %f")
+            && last.ends_with(", guess, rest, guess;}")
+    })
+}
+
 /// The first instruction of a text that computes with floats and does not say how it rounds, or that
 /// adds floats in memory, or is a matrix instruction other than those of the contract's step.
 fn inexact(ptx: &str) -> Option<&str> {
     let rounded = ["add", "sub", "mul", "div", "fma", "sqrt", "rcp"];
     let never = ["ex2", "lg2", "sin", "cos", "rsqrt", "tanh", "mad"];
-    ptx.lines().map(str::trim).find(|line| {
+    let lines: Vec<&str> = ptx.lines().map(str::trim).collect();
+    let found = (0..lines.len()).find(|&at| {
+        if is_newtons(&lines[at..]) {
+            return false;
+        }
         // A predicate may stand before the instruction.
+        let line = lines[at];
         let line = line
             .strip_prefix('@')
-            .map_or(*line, |l| l.split_once(' ').map_or("", |p| p.1));
+            .map_or(line, |l| l.split_once(' ').map_or("", |p| p.1));
         let word = line.split_whitespace().next().unwrap_or("");
         let parts: Vec<&str> = word.trim_end_matches(';').split('.').collect();
         let float = parts
@@ -80,7 +101,8 @@ fn inexact(ptx: &str) -> Option<&str> {
         let matrix = ["mma", "wgmma", "wmma", "tcgen05"].contains(&parts[0]);
         float && (memory || approximate || unrounded || away || never.contains(&parts[0]))
             || matrix && !CONTRACT_STEPS.contains(&word) && !WGMMA_ORDER.contains(&word)
-    })
+    });
+    found.map(|at| lines[at])
 }
 
 #[test]
@@ -118,6 +140,22 @@ fn an_operation_without_a_rounding_is_found() {
 }
 
 #[test]
+fn a_guess_of_a_reciprocal_stands_only_before_its_step() {
+    let guess = "rcp.approx.ftz.f32 guess, %f2;";
+    let step = "neg.f32 less, %f2;\nfma.rn.f32 rest, less, guess, 0f3F800000;\nfma.rn.f32 %f1, guess, rest, guess;}";
+    assert_eq!(inexact(&format!("{guess}\n{step}")), None);
+    assert_eq!(inexact(guess), Some(guess));
+    for (of, other) in [
+        ("%f2", "%f3"),
+        ("3F8", "3F9"),
+        ("rest, guess;", "guess, guess;"),
+    ] {
+        let text = format!("{guess}\n{}", step.replacen(of, other, 1));
+        assert_eq!(inexact(&text), Some(guess), "{other}");
+    }
+}
+
+#[test]
 fn the_embedded_files_are_those_of_the_folder_and_the_index() {
     let listed: BTreeSet<String> = PTX.iter().map(|(stem, _)| (*stem).to_owned()).collect();
     let files = |ending: &str| -> BTreeSet<String> {
@@ -148,7 +186,7 @@ fn no_kernel_spills() {
 }
 
 /// Plans that reach every op in every precision, in small and in large sizes, aligned and not.
-fn plans() -> Vec<Plan> {
+pub(crate) fn plans() -> Vec<Plan> {
     let mut plans = Vec::new();
     for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
         for (batch, seq_len, d_model, head_dim, vocab_size) in [
@@ -187,7 +225,7 @@ fn plans() -> Vec<Plan> {
             }
         }
     }
-    for base in [Base::Plain, Base::Nf4] {
+    for base in [Base::Plain, Base::Nf4(Quantisation::Once)] {
         for (rank, d_model, head_dim, grain) in [(16, 128, 32, 2), (3, 36, 6, 1)] {
             let lora = LoraConfig {
                 rank,
@@ -292,7 +330,7 @@ fn mamba_plans(plans: &mut Vec<Plan>) {
 
 /// Fails unless a launch passes the parameters that its kernel takes.
 fn assert_signature(launch: &KernelLaunch, index: &Value) {
-    let (stem, _) = stem_of(launch.entry).expect("a file for every kernel");
+    let (stem, _) = stem_of(launch.entry).unwrap_or_else(|| panic!("no file for {}", launch.entry));
     let params = &index[stem]["kernels"][launch.entry]["params"];
     let given: Vec<&str> = launch.args.iter().map(width).collect();
     assert_eq!(serde_json::json!(given), *params, "{}", launch.entry);
@@ -352,13 +390,14 @@ fn every_launch_has_the_signature_of_its_kernel() {
     assert!(together.len() >= 45, "only {together:?} were reached");
 }
 
-/// The kernel is one for the storage of the op's precision. One that only clears a sum serves all, and products
+/// The kernel is one for the storage of the op's precision. Those that only clear or fold sums serve all, and products
 /// of tf32 have kernels of their own.
 fn assert_storage(entry: &str, op: &Op) {
     let math = op.rule().math();
     let names = [math.storage().name(), math.name()];
     let named = |name: &&str| entry.split('_').any(|part| part == *name);
-    let serves = names.iter().any(named) || entry == "bias_grad_f32_none";
+    let partials = entry == "bias_grad_f32_none" || entry.starts_with("rms_norm_grad_folds_f32");
+    let serves = names.iter().any(named) || partials;
     assert!(serves, "{entry} for an op in {math}");
 }
 

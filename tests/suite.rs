@@ -4,6 +4,7 @@ mod cli;
 mod engine;
 mod fuzz;
 mod gpu;
+mod lanes;
 mod ops;
 mod programs;
 mod ptx;

@@ -9,6 +9,7 @@ use crate::error::{CheckpointError, ExitCode};
 use crate::io::merge::Merge;
 use crate::io::{AdapterFolder, ModelFolder, Recipe};
 use crate::model::lora::Base;
+use crate::num::nf4::Quantisation;
 use crate::report::run_folder::{ADAPTER, RECIPE, check_empty};
 
 /// How the projections of the base were stored while the adapters were trained.
@@ -16,6 +17,7 @@ use crate::report::run_folder::{ADAPTER, RECIPE, check_empty};
 enum StoredBase {
     Plain,
     Nf4,
+    Nf4Double,
 }
 
 /// Arguments of `bitstep export`.
@@ -54,7 +56,8 @@ impl Export {
         let base = ModelFolder::open(&self.base_folder(run.as_ref(), &adapter)?)?;
         let stored = match (self.base, &run) {
             (Some(StoredBase::Plain), _) => Base::Plain,
-            (Some(StoredBase::Nf4), _) => Base::Nf4,
+            (Some(StoredBase::Nf4), _) => Base::Nf4(Quantisation::Once),
+            (Some(StoredBase::Nf4Double), _) => Base::Nf4(Quantisation::Double),
             (None, Some(run)) => run.lora.config().map_or(Base::Plain, |lora| lora.base),
             (None, None) => Base::Plain,
         };

@@ -4,6 +4,7 @@ use clap::Args;
 
 use crate::error::ConfigError;
 use crate::io::Recipe;
+use crate::plan::Plan;
 
 /// The options that decide memory and time and no bit.
 #[derive(Args, Clone, Debug)]
@@ -11,7 +12,7 @@ pub struct FormArguments {
     /// Sequences that are computed at once, in place of data.micro_batch; decides no bit
     #[arg(long, value_name = "N")]
     micro_batch: Option<u64>,
-    /// Layers whose activations are computed anew at a time, in place of memory.recompute; decides no bit
+    /// Layers whose activations are computed anew at a time, in place of memory.recompute; 0 keeps all; decides no bit
     #[arg(long, value_name = "LAYERS")]
     recompute: Option<u64>,
 }
@@ -28,6 +29,23 @@ impl FormArguments {
         recipe.set_all(set.iter().map(String::as_str))?;
         Ok(recipe)
     }
+}
+
+/// How a plan carries out its step, where that is not the form that defines the bits.
+pub fn text_of(plan: &Plan) -> Option<String> {
+    let mut parts = Vec::new();
+    if plan.config.is_split() {
+        let sequences = plan.config.pass_sequences();
+        parts.push(format!("passes of {sequences} sequences"));
+    }
+    if let Some(layers) = plan.config.form.recompute_layers {
+        let layers = match layers {
+            1 => "each layer".to_owned(),
+            n => format!("{n} layers at a time"),
+        };
+        parts.push(format!("recomputation of {layers}"));
+    }
+    (!parts.is_empty()).then(|| parts.join(", "))
 }
 
 /// The recipe with its whole batch in one pass, for commands that look at the step as one program; says so where

@@ -11,6 +11,7 @@ use crate::error::{Error, ExitCode, RunError};
 use crate::io::ModelFolder;
 use crate::model::AnyConfig;
 use crate::model::params::Training;
+use crate::num::nf4::Quantisation;
 use crate::plan::{Plan, PlanConfig, ProgramKind, Stored};
 
 /// The longest sequence a model folder is planned for, which states no batch of its own.
@@ -153,14 +154,7 @@ fn evaluation_flops(plan: &Plan) -> u64 {
 /// What the form of the step saves of memory, and what it costs: activations, everything, and work, beside the step
 /// as one program with all activations kept.
 fn form_text(plan: &Plan, whole: &Plan) -> String {
-    let mut form = Vec::new();
-    if plan.config.is_split() {
-        let sequences = plan.config.pass_sequences();
-        form.push(format!("passes of {sequences} sequences"));
-    }
-    if let Some(layers) = plan.config.form.recompute_layers {
-        form.push(format!("recomputation of {layers} layers at a time"));
-    }
+    let form = super::form::text_of(plan).unwrap_or_default();
     let local = |p: &Plan| p.layout.arena_bytes() - p.layout.persistent_bytes();
     let bytes = |of: &dyn Fn(&Plan) -> usize| {
         let [here, there] = [plan, whole].map(of);
@@ -172,8 +166,7 @@ fn form_text(plan: &Plan, whole: &Plan) -> String {
     };
     let work = plan.step_flops() as f64 / whole.step_flops().max(1) as f64;
     format!(
-        "form        {}\nmemory      {} within a step, {} in all\ntime        {:.3} times the work of one program that keeps all activations",
-        form.join(", "),
+        "form        {form}\nmemory      {} within a step, {} in all\ntime        {:.3} times the work of one program that keeps all activations",
         bytes(&local),
         bytes(&|p: &Plan| p.layout.arena_bytes()),
         work
@@ -186,14 +179,16 @@ fn training_name(training: Training) -> &'static str {
         Training::Undecayed => "undecayed",
         Training::Frozen => "frozen",
         Training::FrozenProduct => "frozen for products",
-        Training::Packed => "frozen nf4",
+        Training::Packed(Quantisation::Once) => "frozen nf4",
+        Training::Packed(Quantisation::Double) => "frozen nf4, doubly quantised",
     }
 }
 
 /// All parameters, and how many elements each kind has.
 fn parameters_text(plan: &Plan) -> String {
     let always = [Training::Decayed, Training::Undecayed, Training::Frozen];
-    let kinds = [Training::FrozenProduct, Training::Packed];
+    let packed = [Quantisation::Once, Quantisation::Double].map(Training::Packed);
+    let kinds = [&[Training::FrozenProduct], &packed[..]].concat();
     let count = |kind: Training| -> usize {
         let params = plan.params.iter().filter(|p| p.training == kind);
         let values = params.filter(|p| p.stored != Stored::Maxima);

@@ -65,7 +65,12 @@ fn check(plan: &Plan, backend: &AnyDevice) -> Result<String, DeviceError> {
     if let Some(room) = room {
         need.check(&device, room)?;
     }
-    Ok(heading(&need.table(&device, room)))
+    let form = super::form::text_of(plan);
+    let form = form.map_or_else(String::new, |form| format!("\nform         {form}"));
+    Ok(heading(&format!(
+        "{}{form}",
+        need.table(&device, room).trim_end()
+    )))
 }
 
 /// The lines of a table under their heading.

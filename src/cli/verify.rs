@@ -69,6 +69,7 @@ impl Verify {
             super::output::note(format_args!("{}: {note}", path.display()));
         }
         let recipe = self.form.apply(Recipe::from_path(&recipe_beside(path)?)?)?;
+        let recipe = recipe.to_trace();
         let flip = self.flip.as_ref();
         if let Some(flip) = flip {
             flip.check_step(golden.steps.len())?;

@@ -99,8 +99,8 @@ pub fn update(
         ("moment2", op.elements, moment2.len()),
         (
             "shadow",
-            op.elements,
-            shadow.as_ref().map_or(op.elements, |s| s.len()),
+            op.shadowed().len(),
+            shadow.as_ref().map_or(op.shadowed().len(), |s| s.len()),
         ),
     ];
     for (operand, expected, found) in lengths {
@@ -137,7 +137,7 @@ pub fn update(
                 dispatch(path, task);
             });
         if let Some(shadow) = shadow {
-            copy(shadow, param);
+            copy(shadow, &param[op.shadowed()]);
         }
     });
     Ok(())

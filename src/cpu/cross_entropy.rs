@@ -4,19 +4,31 @@ use rayon::prelude::*;
 
 use super::arena::Operands;
 use super::context::CpuContext;
+use super::cross_entropy_narrow::{NarrowGrad, NarrowLoss};
 use super::rows::expect_len;
 use super::simd::{SimdPath, Task, dispatch};
 use crate::error::DeviceError;
 use crate::num;
 use crate::num::lanes::{lane_max, lane_reduce_rows};
+use crate::num::logits::LogitRow;
 use crate::op::cross_entropy::{CrossEntropy, IGNORE, LogitsAfter, LossSum};
 use crate::op::step_values::{LossScale, StepScalars};
+use crate::shape::DType;
 
 /// What a row gives besides its logits.
 struct RowResult {
     loss: f32,
     hit: u32,
-    lse: f32,
+    softmax: Softmax,
+}
+
+/// What a row's gradient needs of it.
+#[derive(Clone, Copy)]
+enum Softmax {
+    /// Logits in f32: the log of the sum of exponentials.
+    Wide(f32),
+    /// Logits in bf16 or f16.
+    Narrow(LogitRow),
 }
 
 struct RowLoss<'a> {
@@ -38,7 +50,7 @@ impl Task for RowLoss<'_> {
         RowResult {
             loss: (lse - x) * self.weight,
             hit: u32::from(x == max),
-            lse,
+            softmax: Softmax::Wide(lse),
         }
     }
 }
@@ -75,6 +87,9 @@ struct Rows<'a> {
     weights: &'a [f32],
     inv_normaliser: f32,
     vocab_size: usize,
+    storage: DType,
+    /// The loss scale; `None` where there is none.
+    scale: Option<f32>,
 }
 
 impl Rows<'_> {
@@ -85,29 +100,77 @@ impl Rows<'_> {
         scored.then_some(target as usize)
     }
 
-    /// Writes loss and hit of a row; gives the target and `lse` of a row that is scored.
+    fn result(&self, path: SimdPath, row: usize, logits: &[f32], target: usize) -> RowResult {
+        let weight = self.weights[row];
+        if self.storage == DType::F32 {
+            let task = RowLoss {
+                logits,
+                target,
+                weight,
+            };
+            return dispatch(path, task);
+        }
+        let task = NarrowLoss {
+            logits,
+            target,
+            weight,
+        };
+        let (loss, hit, row) = dispatch(path, task);
+        RowResult {
+            loss,
+            hit,
+            softmax: Softmax::Narrow(row),
+        }
+    }
+
+    /// Writes loss and hit of a row; gives the target and the softmax of a row that is scored.
     fn score(
         &self,
         path: SimdPath,
         row: usize,
         logits: &[f32],
         (loss, hit): (&mut f32, &mut u32),
-    ) -> Option<(usize, f32)> {
+    ) -> Option<(usize, Softmax)> {
         let target = self.target(row);
-        let result = target.map(|target| {
-            let weight = self.weights[row];
-            dispatch(
-                path,
-                RowLoss {
-                    logits,
-                    target,
-                    weight,
-                },
-            )
-        });
+        let result = target.map(|target| self.result(path, row, logits, target));
         *loss = result.as_ref().map_or(0.0, |r| r.loss);
         *hit = result.as_ref().map_or(0, |r| r.hit);
-        target.zip(result.map(|r| r.lse))
+        target.zip(result.map(|r| r.softmax))
+    }
+
+    /// Puts the gradient of a row in the place of its logits.
+    fn grad(
+        &self,
+        path: SimdPath,
+        row: usize,
+        logits: &mut [f32],
+        (target, softmax): (usize, Softmax),
+    ) {
+        let factor = self.weights[row] * self.inv_normaliser;
+        let scale = self.scale;
+        match softmax {
+            Softmax::Wide(lse) => dispatch(
+                path,
+                RowGrad {
+                    logits,
+                    target,
+                    lse,
+                    factor,
+                    scale,
+                },
+            ),
+            Softmax::Narrow(row) => dispatch(
+                path,
+                NarrowGrad {
+                    logits,
+                    target,
+                    row,
+                    factor,
+                    scale: scale.unwrap_or(1.0),
+                    storage: self.storage,
+                },
+            ),
+        }
     }
 }
 
@@ -128,6 +191,8 @@ pub fn forward(
         weights,
         inv_normaliser: scalars[0].inv_normaliser,
         vocab_size: op.vocab_size,
+        storage: op.math.storage(),
+        scale: None,
     };
     let row_loss: &mut [f32] = operands.write(0)?;
     let row_hit: &mut [u32] = operands.write(1)?;
@@ -155,6 +220,7 @@ pub fn forward(
                 true => Some(loss_scale(operands.read(3)?)?),
                 false => None,
             };
+            let rows = Rows { scale, ..rows };
             let logits: &mut [f32] = operands.write(2)?;
             expect_len("logits", op.rows * op.vocab_size, logits.len())?;
             let all = outputs.zip(logits.par_chunks_mut(op.vocab_size));
@@ -162,19 +228,7 @@ pub fn forward(
                 all.for_each(
                     |((row, out), logits)| match rows.score(path, row, logits, out) {
                         None => logits.fill(0.0),
-                        Some((target, lse)) => {
-                            let factor = rows.weights[row] * rows.inv_normaliser;
-                            dispatch(
-                                path,
-                                RowGrad {
-                                    logits,
-                                    target,
-                                    lse,
-                                    factor,
-                                    scale,
-                                },
-                            );
-                        }
+                        Some(scored) => rows.grad(path, row, logits, scored),
                     },
                 );
             });

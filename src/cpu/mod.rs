@@ -14,6 +14,7 @@ pub mod context;
 pub mod conv1d;
 pub mod copy;
 pub mod cross_entropy;
+mod cross_entropy_narrow;
 pub mod embed;
 pub mod gemm;
 mod gemm_block;

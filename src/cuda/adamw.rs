@@ -5,6 +5,7 @@ use super::rows::entry;
 use super::tree_add::{one, words};
 use crate::layout::PlacedCall;
 use crate::op::adamw::AdamW;
+use crate::shape::DType;
 
 /// Threads of a block and the elements it takes; the kernel's own constants.
 const THREADS: u32 = 256;
@@ -16,6 +17,11 @@ pub fn update(op: &AdamW, call: &PlacedCall, _device: &DeviceShape) -> CallLaunc
     let mut args: Vec<Arg> = regions.map(|&region| Arg::Region(region)).collect();
     args.extend(words(op.elements));
     args.extend(words(op.decayed));
+    if op.math.storage() != DType::F32 {
+        let shadowed = op.shadowed();
+        args.extend(words(shadowed.start));
+        args.extend(words(shadowed.len()));
+    }
     let constants = [
         op.beta1,
         op.one_minus_beta1,

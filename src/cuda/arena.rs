@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use super::device::Device;
 use super::exclusive;
+use super::lanes::{LANES, Lane};
 use crate::backend::{ArenaBytes, ArenaId, same_length};
 use crate::error::DeviceError;
 use crate::layout::{ALIGNMENT, Region};
@@ -44,30 +45,34 @@ impl Drop for Memory {
 pub struct CudaArena {
     id: ArenaId,
     pub(super) memory: Arc<Memory>,
-    /// Where the arrival counters, the partials and the library's own workspace start.
-    parts: [usize; 3],
-    workspace: [usize; 3],
+    /// Bytes of the slots.
+    planned: usize,
+    /// Each lane's arrival counters, partials, and the library's own workspace.
+    workspaces: [[Region; 3]; LANES],
     staging: RefCell<Staging>,
 }
 
 impl CudaArena {
-    /// An arena of zeros for the planned slots and, behind them, `workspace` bytes of arrival counters,
-    /// of partials, and for the matrix library.
+    /// An arena of zeros for the planned slots and, behind them, so many bytes of arrival counters, of partials, and
+    /// for the matrix library, for each lane its own.
     ///
     /// # Errors
     /// [`DeviceError::DeviceMemory`] with what was asked for and what is free.
     pub fn zeroed(
         device: &Arc<Device>,
         planned_bytes: usize,
-        workspace: [usize; 3],
+        workspaces: [[usize; 3]; LANES],
     ) -> Result<Self, DeviceError> {
         device.bind()?;
-        let mut bytes = planned_bytes.next_multiple_of(ALIGNMENT);
-        let parts = workspace.map(|part| {
-            let start = bytes;
-            bytes = (bytes + part).next_multiple_of(ALIGNMENT);
-            start
-        });
+        let planned = planned_bytes.next_multiple_of(ALIGNMENT);
+        let mut end = planned;
+        let mut place = |bytes: usize| {
+            let offset = end;
+            end = (end + bytes).next_multiple_of(ALIGNMENT);
+            Region { offset, bytes }
+        };
+        let workspaces = workspaces.map(|parts| parts.map(&mut place));
+        let bytes = end;
         let bytes = bytes.max(ALIGNMENT);
         let (free_bytes, total_bytes) = device.memory()?;
         let no_room = || DeviceError::DeviceMemory {
@@ -98,8 +103,8 @@ impl CudaArena {
         Ok(CudaArena {
             id: ArenaId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
             memory,
-            parts,
-            workspace,
+            planned,
+            workspaces,
             staging: RefCell::new(Staging::new(device.clone())?),
         })
     }
@@ -112,8 +117,8 @@ impl CudaArena {
     /// Bytes of the slots and of everything behind them.
     pub fn bytes(&self) -> ArenaBytes {
         ArenaBytes {
-            planned: self.parts[0],
-            workspace: self.memory.bytes - self.parts[0],
+            planned: self.planned,
+            workspace: self.memory.bytes - self.planned,
         }
     }
 
@@ -131,33 +136,31 @@ impl CudaArena {
         device.check("cuMemcpyDtoDAsync", status)
     }
 
-    /// A counter in the zeroed part of the workspace.
-    pub(super) fn counter_region(&self, offset: usize) -> Region {
+    /// A counter in the zeroed part of a lane's workspace.
+    pub(super) fn counter_region(&self, lane: Lane, offset: usize) -> Region {
+        let [counters, _, _] = self.workspaces[lane as usize];
         Region {
-            offset: self.parts[0] + offset,
+            offset: counters.offset + offset,
             bytes: 0,
         }
     }
 
-    /// Bytes among the partials.
-    pub(super) fn workspace_region(&self, offset: usize, bytes: usize) -> Region {
+    /// Bytes among a lane's partials.
+    pub(super) fn workspace_region(&self, lane: Lane, offset: usize, bytes: usize) -> Region {
         Region {
-            offset: self.parts[1] + offset,
+            offset: self.partials(lane).offset + offset,
             bytes,
         }
     }
 
-    /// All partials.
-    pub(super) fn partials(&self) -> Region {
-        self.workspace_region(0, self.workspace[1])
+    /// All partials of a lane.
+    pub(super) fn partials(&self, lane: Lane) -> Region {
+        self.workspaces[lane as usize][1]
     }
 
-    /// The library's own workspace.
-    pub(super) fn library_workspace(&self) -> Region {
-        Region {
-            offset: self.parts[2],
-            bytes: self.workspace[2],
-        }
+    /// The library's own workspace for a lane.
+    pub(super) fn library_workspace(&self, lane: Lane) -> Region {
+        self.workspaces[lane as usize][2]
     }
 
     /// The device address of a region.

@@ -8,8 +8,11 @@ use super::device::Device;
 use super::digest::{self, DigestPlan};
 use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
 use super::graph::{self, CudaGraph, Expected, GraphProducts};
+use super::graph_edges::{Issued, nodes_so_far};
 use super::identity::Identity;
 use super::issue::{fold, launches, resolve};
+use super::lanes::{LANES, Lane, Unit, lane_of, units};
+use super::late::{self, Late};
 use super::launch::launch;
 use super::module::Modules;
 use super::precision::has_kernels;
@@ -22,16 +25,11 @@ use crate::error::{CaptureError, DeviceError, GuardError};
 use crate::layout::{ALIGNMENT, Layout, PlacedCall, Region};
 use crate::op::Op;
 
-/// Timed runs of a candidate; the fastest counts.
-const TIMED_RUNS: usize = 3;
-/// A candidate whose run takes this many times the best time so far is not timed again.
-const HOPELESS: f32 = 1.25;
-
 /// A CUDA device as a backend.
 pub struct CudaBackend {
-    device: Arc<Device>,
-    modules: Arc<Modules>,
-    products: Products,
+    pub(super) device: Arc<Device>,
+    pub(super) modules: Arc<Modules>,
+    pub(super) products: Products,
 }
 
 /// A captured digest: one graph that brings the table of the regions to the device, hashes and brings
@@ -74,17 +72,34 @@ impl CudaBackend {
 
     /// Bytes that [`Backend::allocate`] takes behind the arena of a layout.
     pub fn workspace_bytes(&self, layout: &Layout, calls: &[PlacedCall]) -> usize {
-        let parts = self.workspace(layout, calls).into_iter();
+        let parts = self.workspaces(layout, calls).into_iter().flatten();
         parts.map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// Bytes of arrival counters, of partials, and for the matrix library.
-    fn workspace(&self, layout: &Layout, calls: &[PlacedCall]) -> [usize; 3] {
+    /// Bytes of arrival counters, of partials, and for the matrix library: the main lane's, for every call, which
+    /// runs there before capture, and for digests; the side lane's, for the calls that a graph launches there.
+    fn workspaces(&self, layout: &Layout, calls: &[PlacedCall]) -> [[usize; 3]; LANES] {
+        let groups = self.groups(calls).into_iter().flatten();
+        let main = self.workspace(calls.iter(), groups);
+        let beside = calls.iter().filter(|c| lane_of(&c.call.op) == Lane::Side);
+        let [counters, partials, library] = main;
+        let digests = digest::workspace_bytes(layout.regions());
+        let waiting = late::room_bytes(calls);
+        let partials = late::shared_bytes(partials) + waiting;
+        let main = [counters, partials.max(digests), library];
+        [main, self.workspace(beside, std::iter::empty())]
+    }
+
+    /// The same for these calls and groups of calls one after another.
+    fn workspace<'c>(
+        &self,
+        calls: impl Iterator<Item = &'c PlacedCall> + Clone,
+        groups: impl Iterator<Item = Group>,
+    ) -> [usize; 3] {
         let shape = self.device.shape();
         let planned = calls
-            .iter()
+            .clone()
             .map(|call| launches(&call.call.op, call, &shape));
-        let groups = self.groups(calls).into_iter().flatten();
         let planned = planned.chain(groups.map(|group| group.launches));
         let (mut counters, mut partials) = (0, 0);
         for call in planned {
@@ -92,44 +107,51 @@ impl CudaBackend {
             partials =
                 partials.max(call.workspace_bytes - call.zeroed_bytes.min(call.workspace_bytes));
         }
-        let products = calls
-            .iter()
-            .filter_map(library_product)
-            .filter(|p| p.d.is_none());
-        let pieces = products
-            .map(|p| p.shape.batch * p.shape.strides[2] * 4)
-            .max();
-        let digests = digest::workspace_bytes(layout.regions());
-        let partials = partials.max(pieces.unwrap_or(0)).max(digests);
-        let library = if self.products.lt.is_some() {
-            WORKSPACE_BYTES
-        } else {
-            0
+        let products = calls.clone().filter_map(library_product);
+        let pieces = products.filter(|p| p.d.is_none());
+        let pieces = pieces.map(|p| p.shape.batch * p.shape.strides[2] * 4).max();
+        let library = match self.products.lt.is_some() && calls.count() > 0 {
+            true => WORKSPACE_BYTES,
+            false => 0,
         };
-        [counters, partials, library]
+        [counters, partials.max(pieces.unwrap_or(0)), library]
     }
 
     /// Issues a call with the provider pinned for it; says what was issued.
-    fn issue(&self, arena: &CudaArena, call: &PlacedCall) -> Result<Expected, DeviceError> {
+    pub(super) fn issue(
+        &self,
+        arena: &CudaArena,
+        call: &PlacedCall,
+        lane: Lane,
+    ) -> Result<Expected, DeviceError> {
         if let (Some(Provider::Library(algorithm)), Some(lt), Some(product)) = (
             self.products.pinned(call),
             &self.products.lt,
             library_product(call),
         ) {
-            let operands = self.operands(arena, &product)?;
+            let operands = self.operands(arena, &product, lane)?;
             lt.launch(&product.shape, &algorithm, &operands)?;
             let mut expected: Expected = vec![None];
             if product.d.is_none() {
-                expected.extend(self.run(arena, fold(call, &self.device.shape()))?);
+                expected.extend(self.run(arena, fold(call, &self.device.shape()), lane)?);
             }
             return Ok(expected);
         }
-        self.run(arena, launches(&call.call.op, call, &self.device.shape()))
+        self.run(
+            arena,
+            launches(&call.call.op, call, &self.device.shape()),
+            lane,
+        )
     }
 
-    fn run(&self, arena: &CudaArena, planned: CallLaunches) -> Result<Expected, DeviceError> {
+    pub(super) fn run(
+        &self,
+        arena: &CudaArena,
+        planned: CallLaunches,
+        lane: Lane,
+    ) -> Result<Expected, DeviceError> {
         let mut expected = Expected::new();
-        for kernel in resolve(planned, arena) {
+        for kernel in resolve(planned, arena, lane) {
             launch(&self.device, &self.modules, arena, &kernel)?;
             expected.push(Some(kernel));
         }
@@ -140,75 +162,16 @@ impl CudaBackend {
         &self,
         arena: &CudaArena,
         product: &LibraryProduct,
+        lane: Lane,
     ) -> Result<LtOperands, DeviceError> {
-        let pieces = arena.partials();
+        let pieces = arena.partials(lane);
         Ok(LtOperands {
             a: arena.address(product.a)?,
             b: arena.address(product.b)?,
             bias: product.bias.map_or(Ok(0), |r| arena.address(r))?,
             d: arena.address(product.d.unwrap_or(pieces))?,
-            workspace: arena.address(arena.library_workspace())?,
+            workspace: arena.address(arena.library_workspace(lane))?,
         })
-    }
-
-    /// Runs the own kernel, then every candidate on the same operands; pins the fastest whose output
-    /// has the same bits. The output holds the contract's bits when this returns.
-    fn admit(&self, arena: &CudaArena, call: &PlacedCall) -> Result<(), DeviceError> {
-        let own = launches(&call.call.op, call, &self.device.shape());
-        let (Some(lt), Some(product)) = (&self.products.lt, library_product(call)) else {
-            self.products.pin(call, Provider::Own);
-            return self.run(arena, own).map(drop);
-        };
-        let output = [call.writes[0]];
-        // Every provider starts from what an output held that is added to.
-        let mut before = vec![0; output[0].bytes * usize::from(Products::adds(call))];
-        let region = Region {
-            bytes: before.len(),
-            ..output[0]
-        };
-        if !before.is_empty() {
-            arena.read(region, &mut before)?;
-        }
-        let restore = || match before.is_empty() {
-            true => Ok(()),
-            false => arena.write(region, &before),
-        };
-        self.run(arena, own.clone())?;
-        let expected = self.digests(arena, &output)?;
-        let timed = self.time(f32::INFINITY, || self.run(arena, own.clone()).map(drop))?;
-        let mut best = (timed, Provider::Own);
-        for algorithm in lt.candidates(&product.shape)? {
-            self.products.pin(call, Provider::Library(algorithm));
-            restore()?;
-            // A candidate that fails to launch is no candidate.
-            if self.issue(arena, call).is_err() || self.digests(arena, &output)? != expected {
-                continue;
-            }
-            let ms = self.time(best.0, || self.issue(arena, call).map(drop))?;
-            if ms < best.0 {
-                best = (ms, Provider::Library(algorithm));
-            }
-        }
-        self.products.pin(call, best.1);
-        // Candidates that were refused, or that added more than once, have left their own bits behind.
-        restore()?;
-        self.run(arena, own).map(drop)
-    }
-
-    /// The least time of a few runs; no further one after a run that is far above `best`.
-    fn time(
-        &self,
-        best: f32,
-        run: impl Fn() -> Result<(), DeviceError>,
-    ) -> Result<f32, DeviceError> {
-        let mut least = f32::INFINITY;
-        for _ in 0..TIMED_RUNS {
-            least = least.min(self.device.time(&run)?);
-            if least > HOPELESS * best {
-                break;
-            }
-        }
-        Ok(least)
     }
 
     /// For each call the group that begins with it, where there is one.
@@ -216,22 +179,48 @@ impl CudaBackend {
         together::groups(calls, &self.device.shape())
     }
 
-    /// Issues calls one after another, groups of them together; says what was issued.
-    fn issue_all(&self, arena: &CudaArena, calls: &[PlacedCall]) -> Result<Expected, DeviceError> {
-        let mut expected = Expected::new();
-        // Calls that a group before them has served.
-        let mut served = 0;
-        for (call, group) in calls.iter().zip(self.groups(calls)) {
-            if served > 0 {
-                served -= 1;
-            } else if let Some(group) = group {
-                expected.extend(self.run(arena, group.launches)?);
-                served = group.calls - 1;
-            } else {
-                expected.extend(self.issue(arena, call)?);
+    /// Issues calls in the units of their lanes, and the folds that a graph puts off; says what was issued, and what of it waits
+    /// for what.
+    fn issue_all(&self, arena: &CudaArena, calls: &[PlacedCall]) -> Result<Issued, DeviceError> {
+        let groups = self.groups(calls);
+        let [_, shared, _] = self.workspace(calls.iter(), groups.iter().flatten().cloned());
+        let room = late::room_behind(arena.partials(Lane::Main), shared);
+        let mut late = Late::of(calls, &self.device.shape(), room);
+        let mut issued = Issued::default();
+        let mut add = |kernels, lane, after| {
+            let nodes = nodes_so_far(&self.device)?;
+            Ok::<_, DeviceError>(issued.extend((kernels, nodes), lane, after))
+        };
+        let mut ends: Vec<Vec<usize>> = Vec::new();
+        // What of the main lane was issued last, and the unit that it belongs to.
+        let (mut main, mut main_unit) = (Vec::new(), None);
+        for unit in units(calls, &groups) {
+            let Unit { first, lane, .. } = unit;
+            let folds = late.due(first + unit.calls);
+            let folded = !folds.launches.is_empty();
+            if folded {
+                main = add(self.run(arena, folds, Lane::Main)?, Lane::Main, main)?;
+                // Whatever waits for the unit before the folds waits for them too, and so does this one.
+                if let Some(before) = main_unit {
+                    ends[before] = main.clone();
+                }
             }
+            let kernels = match (&groups[first], late.instead(first)) {
+                (Some(group), _) => self.run(arena, group.launches.clone(), lane)?,
+                (None, Some(pieces)) => self.run(arena, pieces.clone().into(), lane)?,
+                (None, None) => self.issue(arena, &calls[first], lane)?,
+            };
+            let after = unit.after.iter().flat_map(|&unit| ends[unit].clone());
+            let after = after.chain(main.iter().copied().filter(|_| folded));
+            let end = add(kernels, lane, after.collect())?;
+            if lane == Lane::Main {
+                (main, main_unit) = (end.clone(), Some(ends.len()));
+            }
+            ends.push(end);
         }
-        Ok(expected)
+        let folds = late.due(calls.len() + 1);
+        add(self.run(arena, folds, Lane::Main)?, Lane::Main, main)?;
+        Ok(issued)
     }
 
     /// Every kernel that calls, or their digests, may launch.
@@ -258,7 +247,7 @@ impl CudaBackend {
         }
     }
 
-    fn digests(
+    pub(super) fn digests(
         &self,
         arena: &CudaArena,
         regions: &[Region],
@@ -268,11 +257,11 @@ impl CudaBackend {
             arena.address(region)?;
         }
         arena.write(
-            arena.workspace_region(0, planned.table.len()),
+            arena.workspace_region(Lane::Main, 0, planned.table.len()),
             &planned.table,
         )?;
         let results = digest_results(arena, &planned);
-        self.run(arena, planned.launches)?;
+        self.run(arena, planned.launches, Lane::Main)?;
         let mut bytes = vec![0; results.bytes];
         arena.read(results, &mut bytes)?;
         Ok(hashes(&bytes))
@@ -289,7 +278,7 @@ fn is_product(op: &Op) -> bool {
 /// Where the digests of a plan stand side by side, so that one copy brings all of them.
 fn digest_results(arena: &CudaArena, planned: &DigestPlan) -> Region {
     let first = planned.results.first().copied().unwrap_or(0);
-    arena.workspace_region(first, planned.results.len() * blake3::OUT_LEN)
+    arena.workspace_region(Lane::Main, first, planned.results.len() * blake3::OUT_LEN)
 }
 
 fn hashes(bytes: &[u8]) -> Vec<blake3::Hash> {
@@ -320,8 +309,8 @@ impl Backend for CudaBackend {
         calls
             .iter()
             .try_for_each(|call| has_kernels(&call.call.op))?;
-        let workspace = self.workspace(layout, calls);
-        let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), workspace)?;
+        let workspaces = self.workspaces(layout, calls);
+        let arena = CudaArena::zeroed(&self.device, layout.arena_bytes(), workspaces)?;
         self.modules.prepare(self.entries(calls))?;
         // A group is served by the engine's own kernel: its products need no other provider.
         for (first, group) in self.groups(calls).iter().enumerate() {
@@ -348,7 +337,7 @@ impl Backend for CudaBackend {
         {
             return self.admit(arena, call);
         }
-        self.issue(arena, call).map(drop)
+        self.issue(arena, call, Lane::Main).map(drop)
     }
 
     fn capture(
@@ -410,7 +399,13 @@ impl Backend for CudaBackend {
                     .or_else(|| group.map(|group| (call, group)));
                 let kernel = match &serving {
                     Some((first, group)) => group.describe(*first),
-                    None => describe(placed),
+                    None => match lane_of(&placed.call.op) {
+                        Lane::Main if late::is_late(placed) => {
+                            format!("{}, in a graph with those of others", describe(placed))
+                        }
+                        Lane::Main => describe(placed),
+                        Lane::Side => format!("{}, in a graph beside others", describe(placed)),
+                    },
                 };
                 Execution { call, kernel }
             })
@@ -460,12 +455,15 @@ impl Backend for CudaBackend {
         let found = Pinned::holding(&self.device, &vec![0; results.bytes])?;
         let issue = || {
             if regions.is_empty() {
-                return Ok(Expected::new());
+                return Ok(Issued::default());
             }
-            table.send(arena, arena.workspace_region(0, planned.table.len()))?;
-            let expected = self.run(arena, planned.launches)?;
+            table.send(
+                arena,
+                arena.workspace_region(Lane::Main, 0, planned.table.len()),
+            )?;
+            let expected = self.run(arena, planned.launches, Lane::Main)?;
             found.receive(arena, results)?;
-            Ok(expected)
+            Ok(Issued::in_order_of_capture(expected))
         };
         let known = (&self.modules, GraphProducts::default());
         Ok(CudaDigest {

@@ -22,7 +22,7 @@ const TIMINGS: usize = 5;
 pub fn copy_bandwidth(device: &Arc<Device>) -> Result<f64, DeviceError> {
     let (free, _) = device.memory()?;
     let bytes = (free / 4).clamp(LEAST_BYTES, COPY_BYTES);
-    let arena = CudaArena::zeroed(device, 2 * bytes, [0; 3])?;
+    let arena = CudaArena::zeroed(device, 2 * bytes, Default::default())?;
     let [from, to] = [0, bytes].map(|offset| Region { offset, bytes });
     let copies = || (0..COPIES).try_for_each(|_| arena.copy(from, to));
     // The first copies wake the memory's clock.

@@ -3,7 +3,8 @@
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rows::{entry, vector_width};
 use super::tree_add::one;
-use crate::layout::PlacedCall;
+use crate::layout::{PlacedCall, Region};
+use crate::num::logits::LOGIT_TILE;
 use crate::num::tree::TokenSum;
 use crate::op::cross_entropy::{CrossEntropy, LogitsAfter, LossSum};
 use crate::shape::DType;
@@ -20,6 +21,11 @@ const RESERVED_BYTES: usize = 1024;
 const TAIL_STEP: usize = 4096;
 /// Blocks of the kernel for long rows that a multiprocessor has registers for.
 const MOST_RESIDENT: usize = 3;
+/// The same of the kernel for narrow rows: static shared memory and blocks.
+const NARROW_STATIC_BYTES: usize = 1312;
+const NARROW_MOST_RESIDENT: usize = 2;
+/// Tiles that its form for long rows keeps in registers, behind those in shared memory.
+const NARROW_TAIL_TILES: usize = 5;
 
 /// Bytes of shared memory that any block may have without asking.
 const SMALL_SHARED: usize = 48 << 10;
@@ -55,36 +61,80 @@ pub fn forward(op: &CrossEntropy, call: &PlacedCall, device: &DeviceShape) -> Ca
         args.push(Arg::U32(gradient));
         return one(entry, (op.rows.div_ceil(WARPS), 32 * WARPS as u32), args);
     }
-    let multiprocessors = device.multiprocessors as usize;
-    let narrow = op.math.storage() != DType::F32;
-    if narrow && vector_width(op.vocab_size, op.math, &[logits]) == 1 {
-        args.push(Arg::U32(gradient));
-        let blocks = op.rows.min(multiprocessors * MOST_RESIDENT);
-        let entry = entry!(op.math, "cross_entropy", "_any");
-        return one(entry, (blocks, LANES), args);
-    }
-    let room = device.shared_bytes_per_block as usize;
-    let size = op.math.storage().size();
-    let kept = kept_elements((op.vocab_size, size), room);
-    args.extend([Arg::U32(kept as u32), Arg::U32(gradient)]);
-    let bytes = kept * size;
-    let of_block = bytes + STATIC_BYTES + RESERVED_BYTES;
-    let resident = ((room + RESERVED_BYTES) / of_block).clamp(1, MOST_RESIDENT);
-    let blocks = op.rows.min(multiprocessors * resident);
-    let entry = entry!(op.math, "cross_entropy", "");
-    let mut launches = one(entry, (blocks, LANES), args);
+    let long = LongRows::of(op, device, logits);
+    args.extend(long.kept.map(|n| Arg::U32(n as u32)));
+    args.push(Arg::U32(gradient));
+    let blocks = op.rows.min(device.multiprocessors as usize * long.resident);
+    let mut launches = one(long.entry, (blocks, LANES), args);
     for launch in &mut launches.launches {
-        launch.shared_bytes = bytes as u32;
+        launch.shared_bytes = long.bytes as u32;
     }
     launches
 }
 
-/// Elements of a row that a block with `room` bytes of shared memory keeps.
-fn kept_elements((vocab_size, size): (usize, usize), room: usize) -> usize {
-    let most = room.saturating_sub(STATIC_BYTES) / size;
-    match vocab_size <= most {
-        true => vocab_size,
-        false => most / TAIL_STEP * TAIL_STEP,
+/// How rows of more than 1,024 logits are served.
+struct LongRows {
+    entry: &'static str,
+    /// Elements of a row that a block keeps; `None` for a kernel that keeps nothing.
+    kept: Option<usize>,
+    /// Its dynamic shared memory.
+    bytes: usize,
+    /// Blocks beside each other on a multiprocessor.
+    resident: usize,
+}
+
+impl LongRows {
+    fn of(op: &CrossEntropy, device: &DeviceShape, logits: Region) -> Self {
+        let room = device.shared_bytes_per_block as usize;
+        if op.math.storage() == DType::F32 {
+            return Self::wide(op.vocab_size, room);
+        }
+        let by_octets = vector_width(op.vocab_size, op.math, &[logits]) > 1;
+        let narrow = by_octets.then(|| Self::narrow(op, room)).flatten();
+        narrow.unwrap_or(LongRows {
+            entry: entry!(op.math, "cross_entropy", "_any"),
+            kept: None,
+            bytes: 0,
+            resident: MOST_RESIDENT,
+        })
+    }
+
+    fn wide(vocab_size: usize, room: usize) -> Self {
+        let most = room.saturating_sub(STATIC_BYTES) / size_of::<f32>();
+        let kept = match vocab_size <= most {
+            true => vocab_size,
+            false => most / TAIL_STEP * TAIL_STEP,
+        };
+        let bytes = kept * size_of::<f32>();
+        let of_block = bytes + STATIC_BYTES + RESERVED_BYTES;
+        LongRows {
+            entry: "cross_entropy_f32",
+            kept: Some(kept),
+            bytes,
+            resident: ((room + RESERVED_BYTES) / of_block).clamp(1, MOST_RESIDENT),
+        }
+    }
+
+    /// Rows that fit in shared memory, or in it and in registers.
+    fn narrow(op: &CrossEntropy, room: usize) -> Option<Self> {
+        let most = room.saturating_sub(NARROW_STATIC_BYTES) / size_of::<u16>();
+        let whole = op.vocab_size <= most;
+        let kept = match whole {
+            true => op.vocab_size,
+            false => most / LOGIT_TILE * LOGIT_TILE,
+        };
+        let bytes = kept * size_of::<u16>();
+        let of_block = bytes + NARROW_STATIC_BYTES + RESERVED_BYTES;
+        let fits = op.vocab_size - kept <= NARROW_TAIL_TILES * LOGIT_TILE;
+        fits.then_some(LongRows {
+            entry: match whole {
+                true => entry!(op.math, "cross_entropy", ""),
+                false => entry!(op.math, "cross_entropy", "_long"),
+            },
+            kept: Some(kept),
+            bytes,
+            resident: ((room + RESERVED_BYTES) / of_block).clamp(1, NARROW_MOST_RESIDENT),
+        })
     }
 }
 
@@ -159,17 +209,43 @@ mod tests {
         }
     }
 
-    fn launch(rows: usize, vocab_size: usize, device: &DeviceShape) -> KernelLaunch {
+    fn launch_in(math: Math, rows: usize, vocab_size: usize, device: &DeviceShape) -> KernelLaunch {
         let after = LogitsAfter::Gradient;
         let op = CrossEntropy {
-            math: Math::F32,
+            math,
             rows,
             vocab_size,
             after,
         };
-        forward(&op, &placed(op.clone(), 3, 3), device)
+        let reads = if math.scales_loss() { 4 } else { 3 };
+        forward(&op, &placed(op.clone(), reads, 3), device)
             .launches
             .remove(0)
+    }
+
+    fn launch(rows: usize, vocab_size: usize, device: &DeviceShape) -> KernelLaunch {
+        launch_in(Math::F32, rows, vocab_size, device)
+    }
+
+    #[test]
+    fn narrow_rows_are_kept_in_shared_memory_and_in_registers() {
+        let bf16 = |vocab_size| launch_in(Math::Bf16, 8192, vocab_size, &H200);
+        let gpt2 = bf16(50_304);
+        assert_eq!((gpt2.entry, gpt2.block[0]), ("cross_entropy_bf16", 256));
+        assert_eq!((gpt2.grid[0], gpt2.shared_bytes), (2 * 132, 100_608));
+        assert_eq!(gpt2.args[8], Arg::U32(50_304));
+        let qwen = bf16(151_936);
+        assert_eq!(qwen.entry, "cross_entropy_bf16_long");
+        assert_eq!((qwen.grid[0], qwen.shared_bytes), (132, 14 * 2 * 8192));
+        assert_eq!(qwen.args[8], Arg::U32(14 * 8192));
+        assert_eq!(bf16(19 * 8192).entry, "cross_entropy_bf16_long");
+        // Rows that do not begin at multiples of 16 bytes, and rows that do not fit.
+        for vocab_size in [50_257, 19 * 8192 + 8] {
+            assert_eq!(bf16(vocab_size).entry, "cross_entropy_bf16_any");
+        }
+        assert_eq!(bf16(256).entry, "cross_entropy_bf16_warp256");
+        let f16 = launch_in(Math::F16, 3, 8192, &H200);
+        assert_eq!((f16.entry, f16.grid[0]), ("cross_entropy_f16", 3));
     }
 
     #[test]
@@ -197,9 +273,13 @@ mod tests {
                 shared_bytes_per_block,
                 ..H200
             };
-            for vocab_size in [2000, 12_000, 50_304, 57_800, 57_900, 151_936] {
-                let bytes = launch(1, vocab_size, &device).shared_bytes as usize + STATIC_BYTES;
-                assert!(bytes <= shared_bytes_per_block as usize, "{vocab_size}");
+            for vocab_size in [
+                2000, 12_000, 50_304, 57_800, 57_904, 115_424, 115_432, 151_936,
+            ] {
+                let wide = launch(1, vocab_size, &device).shared_bytes as usize + STATIC_BYTES;
+                let narrow = launch_in(Math::Bf16, 1, vocab_size, &device).shared_bytes as usize;
+                let most = wide.max(narrow + NARROW_STATIC_BYTES);
+                assert!(most <= shared_bytes_per_block as usize, "{vocab_size}");
             }
         }
     }

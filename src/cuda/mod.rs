@@ -1,6 +1,7 @@
 //! The CUDA backend: the same program from one arena, kernels from committed PTX, one graph a program.
 
 pub mod adamw;
+mod admission;
 pub mod arena;
 pub mod attention;
 mod attention_tensor;
@@ -10,6 +11,7 @@ pub mod backend;
 mod bandwidth;
 pub mod bias;
 pub mod call;
+mod cancelling;
 pub mod carry_state;
 pub mod clip;
 pub mod conv1d;
@@ -21,8 +23,13 @@ pub mod embed;
 mod exclusive;
 pub mod gemm;
 pub mod graph;
+mod graph_edges;
+#[cfg(test)]
+mod graph_tests;
 pub mod identity;
 pub mod issue;
+pub mod lanes;
+pub mod late;
 mod launch;
 pub mod lora;
 pub mod matmul;

@@ -113,6 +113,7 @@ pub const PTX: &[(&str, &str)] = ptx![
     "rms_norm_grad_bf16",
     "rms_norm_grad_f16",
     "rms_norm_grad_f32",
+    "rms_norm_grad_folds_f32",
     "rope_bf16",
     "rope_f16",
     "rope_f32",

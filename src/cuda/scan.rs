@@ -14,6 +14,9 @@ const TILE: usize = 16;
 /// The most threads of a channel.
 const MOST_GROUPS: usize = 16;
 
+/// What a thread of the gradient keeps of each quad of channels, in quads.
+const KEPT_OF_A_QUAD: usize = 3;
+
 /// The flags of both kernels, and those of each.
 const WHOLE: usize = 1;
 const CARRIED: usize = 2;
@@ -28,9 +31,19 @@ fn groups(d_state: usize) -> usize {
     }
 }
 
+/// Channels of a block.
+fn channels(d_state: usize) -> usize {
+    THREADS / groups(d_state)
+}
+
+/// Quads of channels of a tile that a thread serves.
+fn quads_of_a_thread(d_state: usize) -> usize {
+    (TILE * channels(d_state)).div_ceil(4 * THREADS)
+}
+
 /// Blocks that serve the channels of a sequence.
 fn blocks(shape: &ScanShape) -> usize {
-    shape.d_inner.div_ceil(THREADS / groups(shape.d_state))
+    shape.d_inner.div_ceil(channels(shape.d_state))
 }
 
 /// The entry for so many states.
@@ -68,15 +81,15 @@ pub fn forward(op: &Scan, call: &PlacedCall, _device: &DeviceShape) -> CallLaunc
     let regions = [&call.reads[..7], &[state, keep, out, starts, next]].concat();
     let mut args: Vec<Arg> = regions.into_iter().map(Arg::Region).collect();
     let (d, n) = (shape.d_inner, shape.d_state);
-    args.extend(numbers([shape.seq_len, d, n, shape.chunk.max(1), flags]));
+    args.extend(numbers([shape.seq_len, d, n, shape.chunk.max(1)]));
+    args.extend(numbers([shape.chunks(), flags]));
     let entry = by_states!(op.math, "scan", n);
     let grid = [blocks(shape), shape.batch];
     one(entry, grid, [number(THREADS), 1], args)
 }
 
-/// Where the workspace of the gradient begins after its counters: partial sums of the weights, then of `dbc`.
+/// Where the workspace of the gradient has its partial sums: those for the weights, then those of `dbc`.
 struct Partials {
-    counters: usize,
     weights: usize,
     columns: usize,
 }
@@ -84,24 +97,28 @@ struct Partials {
 impl Partials {
     fn of(shape: &ScanShape, weight_grad: bool) -> Self {
         let (blocks, n) = (blocks(shape), shape.d_state);
-        let numbers = THREADS / groups(n) * (n + 2);
-        let sums = usize::from(weight_grad);
+        let numbers = usize::from(weight_grad) * channels(n) * (n + 2);
         Partials {
-            counters: sums * blocks,
-            weights: sums * (shape.batch * blocks * numbers).next_multiple_of(64),
+            weights: (shape.batch * blocks * numbers).next_multiple_of(64),
             columns: blocks * shape.rows() * 2 * n,
         }
     }
 
     fn workspace(&self) -> Workspace {
         Workspace {
-            counters: self.counters.max(1),
+            counters: 0,
             partials: self.weights + self.columns,
         }
     }
+
+    /// The addresses of both parts.
+    fn args(&self) -> [Arg; 2] {
+        [0, 4 * self.weights].map(|offset| Arg::Workspace { offset })
+    }
 }
 
-/// The gradients of everything that forward reads; a second kernel adds those of `bc` over the channels.
+/// The gradients of everything that forward reads; a second kernel adds those of `bc` over the channels and those
+/// of the weights over the sequences.
 pub fn grad(op: &ScanGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
     let shape = &op.shape;
     let (d, n, writes) = (shape.d_inner, shape.d_state, &call.writes);
@@ -113,44 +130,52 @@ pub fn grad(op: &ScanGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLaun
     let flags = WHOLE * usize::from(whole(shape, op.math, &rows))
         + WEIGHTS * usize::from(op.weight_grad)
         + STATE * usize::from(op.state_grad);
-    // What is not asked for is not written; the arguments must still be addresses.
-    let weights = match op.weight_grad {
-        true => [writes[4], writes[5], writes[6]],
-        false => [dbc; 3],
-    };
+    // What is not asked for is not written; the argument must still be an address.
     let dstate = match op.state_grad {
         true => writes[writes.len() - 1],
         false => dbc,
     };
     let partials = Partials::of(shape, op.weight_grad);
-    let workspace = partials.workspace();
-    let [counters, sums] = workspace.args();
-    let columns = match sums {
-        Arg::Workspace { offset } => Arg::Workspace {
-            offset: offset + 4 * partials.weights,
-        },
-        other => other,
-    };
-    let regions = [&call.reads[..], &[du, ddt, dxz], &weights, &[dstate]].concat();
+    let [weights, columns] = partials.args();
+    let regions = [&call.reads[..], &[du, ddt, dxz, dstate]].concat();
     let mut args: Vec<Arg> = regions.into_iter().map(Arg::Region).collect();
-    args.extend([columns, sums, counters]);
-    let (chunk, cut) = (shape.chunk.max(1), Cut::new(&op.sum));
-    args.extend(numbers([shape.seq_len, d, n, chunk, cut.grain, flags]));
+    args.extend([columns, weights]);
+    let chunk = shape.chunk.max(1);
+    args.extend(numbers([shape.seq_len, d, n, chunk]));
+    args.extend(numbers([shape.chunks(), flags]));
     let tiles = chunk.min(shape.seq_len).div_ceil(TILE);
-    let shared = (TILE + tiles) * THREADS * OWN * size_of::<f32>();
+    // Each thread keeps so many quads in shared memory.
+    let quads = TILE + KEPT_OF_A_QUAD * quads_of_a_thread(n) + tiles;
+    let shared = quads * THREADS * OWN * size_of::<f32>();
     let grid = [blocks(shape), shape.batch];
     let entry = by_states!(op.math, "scan_grad", n);
     let scan = one(entry, grid, [number(THREADS), 1], args);
-    let mut launches = workspace.with(scan, shared);
-    launches.launches.extend(fold(op, columns, dbc).launches);
+    let mut launches = partials.workspace().with(scan, shared);
+    launches
+        .launches
+        .extend(fold(op, [columns, weights], writes).launches);
     launches
 }
 
-/// The sums of dB and dC over the blocks of channels.
-fn fold(op: &ScanGrad, columns: Arg, dbc: Region) -> CallLaunches {
-    let elements = op.shape.rows() * 2 * op.shape.d_state;
-    let mut args = vec![columns, Arg::Region(dbc)];
-    args.extend(numbers([elements, blocks(&op.shape)]));
+/// The sums over the blocks of channels, and those over the sequences.
+fn fold(op: &ScanGrad, partials: [Arg; 2], writes: &[Region]) -> CallLaunches {
+    let (shape, n) = (&op.shape, op.shape.d_state);
+    let dbc = writes[2];
+    let (of_weights, weights) = match op.weight_grad {
+        true => (
+            blocks(shape) * channels(n) * (n + 2),
+            [writes[4], writes[5], writes[6]],
+        ),
+        // They are not written; the arguments must still be addresses.
+        false => (0, [dbc; 3]),
+    };
+    let mut args = partials.to_vec();
+    args.extend([dbc, weights[0], weights[1], weights[2]].map(Arg::Region));
+    args.extend(numbers([shape.batch, shape.seq_len, shape.d_inner, n]));
+    let grain = Cut::new(&op.sum).grain;
+    args.extend(numbers([blocks(shape), grain, channels(n)]));
+    let elements = shape.rows() * 2 * n;
+    let grid = [elements.div_ceil(256) + of_weights.div_ceil(256), 1];
     let entry = entry!(op.math, "scan_grad", "_fold");
-    one(entry, [elements.div_ceil(256), 1], [256, 1], args)
+    one(entry, grid, [256, 1], args)
 }

@@ -3,7 +3,8 @@
 use super::session::Session;
 use crate::backend::Backend;
 use crate::error::{DeviceError, StepError};
-use crate::num::nf4::{self, Packed};
+use crate::model::params::Training;
+use crate::num::nf4::{self, Packed, Quantisation};
 use crate::op::Slot;
 use crate::plan::{Param, Stored};
 
@@ -20,7 +21,11 @@ impl<B: Backend> Session<B> {
                 found: values.len(),
             });
         }
-        self.write_codes((param, *maxima), &nf4::quantise(values))
+        let how = match param.training {
+            Training::Packed(how) => how,
+            _ => Quantisation::Once,
+        };
+        self.write_codes((param, *maxima), &how.pack(values))
     }
 
     /// Writes the codes and block maxima of a parameter that is stored as NF4.

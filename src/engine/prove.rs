@@ -223,7 +223,7 @@ fn compared_slots<B: Backend>(core: &Core<B>) -> Vec<Slot> {
     let states = core.plan.params.iter().filter_map(|p| p.state);
     slots.extend(states.flat_map(|s| [s.grad, s.moment1, s.moment2]));
     // Frozen parameters never change, so neither do their shadows.
-    slots.extend(core.plan.arenas.shadow);
+    slots.extend(core.plan.arenas.shadow.map(|shadow| shadow.slot));
     slots.extend(core.plan.inputs.loss_scale);
     if let Some(window) = &core.plan.window {
         slots.push(window.loss);

@@ -18,7 +18,9 @@ use crate::io::peft::AdapterFolder;
 use crate::io::recipe::{self, DataSource, Recipe, TokenDtype};
 use crate::model::Model;
 use crate::model::lora::PEFT_PREFIX;
-use crate::plan::{CHUNK_LOGITS, GROWTH_INTERVAL, Passes, Plan, PlanConfig, StepForm, Stored};
+use crate::plan::{
+    CHUNK_LOGITS, GROWTH_INTERVAL, Passes, Plan, PlanConfig, RESTORED_ELEMENTS, StepForm, Stored,
+};
 
 /// A training run.
 pub struct Run<B: Backend> {
@@ -312,6 +314,7 @@ fn plan_config(recipe: &Recipe) -> PlanConfig {
         math: recipe.precision.math(),
         growth_interval: recipe.precision.growth_interval.unwrap_or(GROWTH_INTERVAL),
         chunk_logits: CHUNK_LOGITS,
+        restored_elements: RESTORED_ELEMENTS,
         form: form_of(recipe),
     }
 }
@@ -321,7 +324,7 @@ fn form_of(recipe: &Recipe) -> StepForm {
     let micro = recipe.data.micro_batch.filter(|&n| n < recipe.data.batch);
     StepForm {
         passes: micro.map_or(Passes::Whole, |sequences| Passes::Micro { sequences }),
-        recompute_layers: recipe.memory.recompute,
+        recompute_layers: recipe.memory.recompute_layers(),
     }
 }
 

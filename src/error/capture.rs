@@ -35,6 +35,14 @@ pub enum CaptureError {
     /// The captured graph has another number of kernels than were launched.
     #[error("the captured graph has {found} kernel nodes, expected {expected}")]
     Nodes { expected: usize, found: usize },
+    /// What waits for what in the graph is not what it should be.
+    #[error("kernel node {to} of the graph should{} wait for kernel node {from}", if *.planned { "" } else { " not" })]
+    Edge {
+        from: usize,
+        to: usize,
+        /// Whether the wait is lacking, and not one too many.
+        planned: bool,
+    },
     /// A kernel node is not what was launched.
     #[error("kernel node {node} ({kernel}): expected {expected}, found {found}")]
     Node {

@@ -76,6 +76,7 @@ pub fn bless<B: Backend>(
         true => Some(GoldenFile::read(path)?),
         false => None,
     };
+    let recipe = recipe.to_trace();
     let mut run = Run::open(recipe.clone(), backends.0)?;
     let mut golden = record(&mut run, None, None)?.golden;
     drop(run);
@@ -84,7 +85,7 @@ pub fn bless<B: Backend>(
         return Err(GoldenError::Empty { path }.into());
     }
     refuse_non_finite(&golden)?;
-    if let Verdict::Differs(difference) = verify(&golden, recipe, backends.1, None)?.verdict {
+    if let Verdict::Differs(difference) = verify(&golden, &recipe, backends.1, None)?.verdict {
         return Ok(Blessed::NotRepeatable(difference));
     }
     // The reason is one line of the text form.

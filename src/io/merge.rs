@@ -12,7 +12,7 @@ use crate::model::decoder::Decoder;
 use crate::model::lora::{Base, LoraConfig, PEFT_PREFIX, Projection};
 use crate::model::params::ParamSpec;
 use crate::model::{AnyConfig, Model};
-use crate::num::nf4::{BLOCK, Packed, dequantise_block, quantise};
+use crate::num::nf4::{BLOCK, Packed, dequantise_block};
 
 /// What is merged: a base, how its projections were stored while the adapters were trained, and the adapters.
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +96,8 @@ impl Merge<'_> {
         let Some((module, projection)) = projection else {
             return Ok(values);
         };
-        if self.stored == Base::Nf4 {
-            values = numbers(&quantise(&values), values.len());
+        if let Base::Nf4(how) = self.stored {
+            values = numbers(&how.pack(&values), values.len());
         }
         let config = self.adapter.config();
         if let ([n_out, n_in], true) = (dims, config.targets.contains(&projection)) {

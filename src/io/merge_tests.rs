@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::io::tensors_write::write_f32_tensors;
+use crate::num::nf4::Quantisation;
 
 fn fixture(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -63,7 +64,7 @@ fn a_quantised_base_is_merged_as_what_its_codes_stand_for() {
     let (base, _) = open("qlora-nf4-all");
     let record = crate::io::TensorFile::open(&fixture("qlora-nf4-all/nf4.safetensors"));
     let record = record.expect("the record opens");
-    let (_folder, merged) = merged("qlora-nf4-all", Base::Nf4);
+    let (_folder, merged) = merged("qlora-nf4-all", Base::Nf4(Quantisation::Once));
     let (name, dims) = ("model.layers.0.mlp.up_proj", [128, 64]);
     let numbers = record
         .read_f32(&format!("{name}.dequant"), &dims)
@@ -82,6 +83,10 @@ fn a_quantised_base_is_merged_as_what_its_codes_stand_for() {
     assert!(distance(&numbers) > 0.0);
     assert_ne!(distance(&numbers), distance(&plain));
     assert!(merged.json().get("quantization_config").is_none());
+    // Maxima that are quantised themselves are other ones.
+    let (_folder, doubled) = self::merged("qlora-nf4-all", Base::Nf4(Quantisation::Double));
+    let doubled = doubled.read_f32(&format!("{name}.weight"), &dims);
+    assert_ne!(doubled.expect("a tensor"), after);
 }
 
 #[test]

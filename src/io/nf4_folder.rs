@@ -10,6 +10,7 @@ use super::tensors::StoredType;
 use super::tensors_header::json_error;
 use crate::error::CheckpointError;
 use crate::num::nf4::{BLOCK, CODE, Packed, blocks, packed_bytes};
+use crate::num::nf4_double::restored;
 
 /// What follows a weight's name in the names of the tensors beside it.
 const COMPANIONS: [&str; 5] = [
@@ -96,11 +97,11 @@ impl ModelFolder {
             (Some(offset), _) => offset as f32,
         };
         let codes = self.read_u8(&format!("{name}.absmax"), &[count])?;
-        let map = self.read_f32(&format!("{name}.nested_quant_map"), &[256])?;
+        let mut map = [0.0; 256];
+        map.copy_from_slice(&self.read_f32(&format!("{name}.nested_quant_map"), &[256])?);
         let outer = [count.div_ceil(block)];
         let outer = self.read_f32(&format!("{name}.nested_absmax"), &outer)?;
-        let value = |(i, &code): (usize, &u8)| map[usize::from(code)] * outer[i / block] + offset;
-        Ok(codes.iter().enumerate().map(value).collect())
+        Ok(restored((&codes, &map), (&outer, block), offset))
     }
 }
 

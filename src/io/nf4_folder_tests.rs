@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::io::TensorFile;
+use crate::num::nf4::{dequantise_block, quantise};
+use crate::num::nf4_double::{DYNAMIC, Nested};
 
 const NAME: &str = "model.layers.0.mlp.down_proj.weight";
 const SHAPE: [usize; 2] = [64, 128];
@@ -138,4 +140,72 @@ fn a_missing_tensor_or_another_quantisation_is_refused_by_name() {
     let refused = read(&tensors).unwrap_err();
     let field = "quant_map";
     assert!(matches!(refused, CheckpointError::Quantisation { field: f, .. } if f == field));
+}
+
+/// What benches/record_nf4.py has recorded.
+fn doubled() -> TensorFile {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nf4-double");
+    TensorFile::open(&folder.join("double.safetensors")).expect("the record")
+}
+
+/// The weights of that script, by their index.
+fn weights(elements: u32) -> Vec<f32> {
+    let weight = |i: u32| {
+        let mut h = i.wrapping_mul(2_654_435_761);
+        h ^= h >> 15;
+        h = h.wrapping_mul(2_246_822_519);
+        h ^= h >> 13;
+        let unit = ((h >> 8) as i32 - (1 << 23)) as f32 * 2.0_f32.powi(-23);
+        unit * ((i / 64 % 7 + 1) as f32 * 0.01)
+    };
+    (0..elements).map(weight).collect()
+}
+
+#[test]
+fn the_dynamic_code_is_that_of_the_record() {
+    let map = doubled().read_f32("map", &[256]).expect("256 values");
+    assert_eq!(map, *DYNAMIC);
+    assert!(DYNAMIC.is_sorted_by(|a, b| a < b));
+}
+
+#[test]
+fn codes_maxima_mean_and_values_are_those_of_the_record() {
+    let record = doubled();
+    let sizes = [("small", 7 * 33), ("tail", 40 * 421), ("long", 20_001 * 64)];
+    for (name, elements) in sizes {
+        let weights = weights(elements);
+        let packed = quantise(&weights);
+        let nested = Nested::of(&packed.maxima);
+        let maxima = nested.restored();
+        let (count, last) = (maxima.len(), 100);
+        let floats = |key: &str, n: usize| {
+            let values = record.read_f32(&format!("{name}.{key}"), &[n]);
+            values.expect("recorded values")
+        };
+        let bytes = |key: &str, n: usize| {
+            let bytes = record.read_u8(&format!("{name}.{key}"), &[n]);
+            bytes.expect("recorded bytes")
+        };
+        assert_eq!(floats("offset", 1), [nested.offset], "{name}");
+        assert_eq!(floats("nested_absmax", nested.maxima.len()), nested.maxima);
+        assert_eq!(bytes("absmax", count), nested.codes, "{name}");
+        assert_eq!(floats("restored", count.min(512)), maxima[..count.min(512)]);
+        if name != "long" {
+            assert_eq!(bytes("codes", packed.bytes.len()), packed.bytes, "{name}");
+        }
+        let mut values = vec![0.0; weights.len()];
+        let blocks = values.chunks_mut(BLOCK).zip(packed.bytes.chunks(BLOCK / 2));
+        for ((block, bytes), &maximum) in blocks.zip(&maxima) {
+            dequantise_block(bytes, maximum, block);
+        }
+        assert_eq!(
+            floats("last", last),
+            values[values.len() - last..],
+            "{name}"
+        );
+        // One maximum of another size is another mean: the record is not met by chance.
+        let mut other = packed.maxima.clone();
+        other[count / 2] *= 1.5;
+        assert_ne!(Nested::of(&other).offset, nested.offset, "{name}");
+    }
 }

@@ -16,6 +16,7 @@ use crate::error::{ConfigError, Expected, Found};
 use crate::model::AnyConfig;
 use crate::model::lora::{Base, LoraConfig, Norms, Projection};
 use crate::model::mamba_config::Decay;
+use crate::num::nf4::Quantisation;
 use crate::shape::Math;
 
 /// A run of training. Read one with [`Recipe::from_path`] or [`Recipe::from_toml`], which check
@@ -115,7 +116,7 @@ pub struct LoraSection {
     /// Whether the norms are trained beside the adapters: `frozen` or `trained`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norms: Option<String>,
-    /// How the projections of the base are stored: `plain` or `nf4`.
+    /// How the projections of the base are stored: `plain`, `nf4` or `nf4-double`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
     /// A PEFT folder whose adapters are trained on, relative to the recipe file's folder; drawn afresh
@@ -146,7 +147,8 @@ impl LoraSection {
                 _ => Norms::Frozen,
             },
             base: match self.base.as_deref() {
-                Some("nf4") => Base::Nf4,
+                Some("nf4") => Base::Nf4(Quantisation::Once),
+                Some("nf4-double") => Base::Nf4(Quantisation::Double),
                 _ => Base::Plain,
             },
         })

@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 use super::recipe::{DataSource, ModelSection, Origin, Recipe};
-use super::recipe_form::check_micro_batch;
+use super::recipe_form::{check_micro_batch, derive_memory};
 use super::recipe_keys::{
     Absent, KEYS, KeySpec, PROJECTIONS, SECTIONS, family_has, nearest, takes_number,
 };
@@ -120,6 +120,8 @@ pub(super) fn build(origin: Origin) -> Result<Recipe, ConfigError> {
         derive_model(&mut full, file)?;
     }
     derive_lora(&mut full, file)?;
+    let frozen = integer(&full, "lora", "rank").is_some();
+    derive_memory(&mut full, frozen);
     derive_data(&mut full);
     derive_precision(&mut full);
     let mut recipe: Recipe = full.try_into().map_err(|e| ConfigError::Unwritable {

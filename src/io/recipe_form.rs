@@ -1,6 +1,7 @@
 //! The keys of a recipe that say how a step is carried out. They decide memory and time, and no bit.
 
 use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
 
 use super::recipe::Recipe;
 use crate::error::{ConfigError, Expected, Found};
@@ -9,8 +10,8 @@ use crate::error::{ConfigError, Expected, Found};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemorySection {
-    /// So many layers at a time keep only what goes into them, and backward computes their activations anew; all
-    /// activations are kept when absent. Decides no bit.
+    /// So many layers at a time keep only what goes into them, and backward computes their activations anew; 0 keeps
+    /// all activations. 1 where the base is frozen, 0 elsewhere and then absent. Decides no bit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<usize>,
 }
@@ -18,6 +19,32 @@ pub struct MemorySection {
 impl MemorySection {
     pub(super) fn is_absent(&self) -> bool {
         self.recompute.is_none()
+    }
+
+    /// Layers whose activations are computed anew at a time; `None` keeps all of them.
+    pub fn recompute_layers(&self) -> Option<usize> {
+        self.recompute.filter(|&layers| layers > 0)
+    }
+}
+
+/// Layers at a time of a frozen base: what is trained beside it is small, so that activations are nearly all of what
+/// a step adds to the weights.
+const FROZEN_RECOMPUTE: i64 = 1;
+
+/// Fills in recomputation: of a frozen base, unless it is written. 0 says nothing where all activations are kept anyway.
+pub(super) fn derive_memory(full: &mut Table, frozen: bool) {
+    let Some(Value::Table(memory)) = full.get_mut("memory") else {
+        return;
+    };
+    let written = memory.get("recompute").and_then(Value::as_integer);
+    match (frozen, written) {
+        (true, None) => {
+            memory.insert("recompute".to_owned(), Value::Integer(FROZEN_RECOMPUTE));
+        }
+        (false, Some(0)) => {
+            memory.remove("recompute");
+        }
+        _ => {}
     }
 }
 
@@ -30,14 +57,25 @@ impl Recipe {
         recipe.memory = MemorySection::default();
         recipe
     }
+
+    /// The recipe with all activations kept unless its text or an option says otherwise: what goldens are recorded
+    /// and verified with, for their traces are of the calls of the defining form.
+    pub fn to_trace(&self) -> Recipe {
+        let memory = self.origin.written.get("memory").and_then(Value::as_table);
+        let mut recipe = self.clone();
+        if !memory.is_some_and(|keys| keys.contains_key("recompute")) {
+            recipe.memory = MemorySection::default();
+        }
+        recipe
+    }
 }
 
 /// A canonical text without the keys of [`Recipe::defining`]; a text that is no TOML as it is.
 pub fn defining_text(text: &str) -> String {
-    let Ok(mut table) = text.parse::<toml::Table>() else {
+    let Ok(mut table) = text.parse::<Table>() else {
         return text.to_owned();
     };
-    if let Some(data) = table.get_mut("data").and_then(toml::Value::as_table_mut) {
+    if let Some(data) = table.get_mut("data").and_then(Value::as_table_mut) {
         data.remove("micro_batch");
     }
     table.remove("memory");
@@ -104,6 +142,36 @@ mod tests {
     }
 
     #[test]
+    fn frozen_bases_are_recomputed_unless_the_recipe_says_otherwise() {
+        let plain = Recipe::from_toml(TEXT, "r.toml").unwrap();
+        assert_eq!(plain.memory.recompute_layers(), None);
+        let mut zero = plain.clone();
+        zero.set("memory.recompute=0").unwrap();
+        assert_eq!(zero.to_toml().unwrap(), plain.to_toml().unwrap());
+
+        let mut frozen = plain.clone();
+        frozen.set("lora.rank=4").unwrap();
+        assert_eq!(frozen.memory.recompute_layers(), Some(1));
+        let text = frozen.to_toml().unwrap();
+        assert!(text.contains("[memory]\nrecompute = 1\n"), "{text}");
+        assert_eq!(Recipe::from_toml(&text, "r.toml").unwrap(), frozen);
+        let hash = frozen.defining().hash().unwrap();
+        assert!(!frozen.defining().to_toml().unwrap().contains("memory"));
+        for (layers, found) in [(0, None), (3, Some(3))] {
+            let mut written = frozen.clone();
+            written.set(&format!("memory.recompute={layers}")).unwrap();
+            assert_eq!(written.memory.recompute_layers(), found);
+            let again = Recipe::from_toml(&written.to_toml().unwrap(), "r.toml").unwrap();
+            assert_eq!(again, written, "0 is said where it is not the default");
+            assert_eq!(written.defining().hash().unwrap(), hash);
+            assert_eq!(written.to_trace(), written);
+        }
+        assert_eq!(frozen.to_trace(), frozen.defining());
+        frozen.set("memory.recompute=1").unwrap();
+        assert_eq!(frozen.to_trace().memory.recompute, Some(1), "as asked");
+    }
+
+    #[test]
     fn a_micro_batch_divides_the_batch_in_whole_grains() {
         let mut recipe = Recipe::from_toml(TEXT, "r.toml").unwrap();
         for (micro, part) in [
@@ -123,11 +191,7 @@ mod tests {
         for micro in [2, 4, 6, 12] {
             recipe.set(&format!("data.micro_batch={micro}")).unwrap();
         }
-        for wrong in [
-            "memory.recompute=0",
-            "data.micro_batch=0",
-            "memory.recompute=-1",
-        ] {
+        for wrong in ["data.micro_batch=0", "memory.recompute=-1"] {
             assert!(recipe.set(wrong).is_err(), "{wrong}");
         }
     }

@@ -134,7 +134,11 @@ pub(super) const KEYS: [KeySpec; 65] = {
             Derived,
         ),
         key("lora.adapter", Expected::Text, Stays),
-        key("lora.base", Expected::OneOf(&["plain", "nf4"]), Derived),
+        key(
+            "lora.base",
+            Expected::OneOf(&["plain", "nf4", "nf4-double"]),
+            Derived,
+        ),
         key("data.source", Expected::OneOf(&SOURCES), Text("sums")),
         key("data.path", Expected::Text, Stays),
         key("data.tokenizer", Expected::Text, Text("bytes")),
@@ -182,7 +186,14 @@ pub(super) const KEYS: [KeySpec; 65] = {
             },
             Stays,
         ),
-        key("memory.recompute", SIZE, Stays),
+        key(
+            "memory.recompute",
+            Expected::Integer {
+                min: 0,
+                max: SIZE_MAX,
+            },
+            Derived,
+        ),
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
         key("checkpoint.every", at_least(1), Stays),
         key("checkpoint.keep_last", at_least(1), Stays),

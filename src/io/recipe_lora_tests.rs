@@ -2,7 +2,8 @@
 
 use super::tests::{read, refused, small};
 use super::*;
-use crate::model::lora::Projection;
+use crate::model::lora::{Base, Projection};
+use crate::num::nf4::Quantisation;
 
 #[test]
 fn adapters_stand_in_the_text_only_where_there_are_some() {
@@ -31,6 +32,16 @@ fn adapters_stand_in_the_text_only_where_there_are_some() {
         ])
         .expect("right");
     assert_eq!(other.hash().ok(), recipe.hash().ok());
+    let bases = [
+        ("nf4", Base::Nf4(Quantisation::Once)),
+        ("nf4-double", Base::Nf4(Quantisation::Double)),
+    ];
+    for (written, base) in bases {
+        other.set(&format!("lora.base={written}")).expect("a base");
+        assert_eq!(other.lora.config().expect("adapters").base, base);
+    }
+    let text = other.set("lora.base=fp4").unwrap_err().to_string();
+    assert!(text.contains("nf4-double"), "{text}");
 }
 
 #[test]

@@ -282,7 +282,11 @@ impl Model for Decoder {
         let std = Init::Normal {
             std: c.init_std as f32,
         };
-        let mut groups = vec![ParamGroup::single(EMBED, [c.vocab_size, c.d_model], std)];
+        let table = ParamGroup::single(EMBED, [c.vocab_size, c.d_model], std);
+        let mut groups = vec![match c.tie_embeddings {
+            true => table,
+            false => table.outside_products(),
+        }];
         for layer in 0..c.n_layers {
             self.layer_parameters(layer, &mut groups);
         }

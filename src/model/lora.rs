@@ -3,6 +3,7 @@
 use super::decoder::{EMBED, LM_HEAD};
 use super::params::{Init, ParamGroup, ParamSpec, Training};
 use crate::error::PlanError;
+use crate::num::nf4::Quantisation;
 use crate::op::Slot;
 use crate::op::lora::{Adapters, LoraDown, LoraUp, Part};
 use crate::op::matmul::Matmul;
@@ -82,7 +83,7 @@ pub enum Base {
     #[default]
     Plain,
     /// As NF4, quantised once when they are loaded.
-    Nf4,
+    Nf4(Quantisation),
 }
 
 /// A product of one or several projections of the same input.
@@ -172,7 +173,7 @@ impl LoraConfig {
         }
         let projection = group.name.ends_with("proj.weight");
         match self.base {
-            Base::Nf4 if projection => Training::Packed,
+            Base::Nf4(how) if projection => Training::Packed(how),
             Base::Plain if projection => Training::FrozenProduct,
             _ if [EMBED, LM_HEAD].contains(&group.name.as_str()) => Training::FrozenProduct,
             _ => Training::Frozen,

@@ -4,7 +4,7 @@ use super::*;
 use crate::model::config::{Family, ModelConfig};
 use crate::model::decoder::Decoder;
 use crate::op::Op;
-use crate::plan::{Plan, PlanConfig, ProgramKind, Stored};
+use crate::plan::{Plan, PlanConfig, ProgramKind, StepForm, Stored};
 use crate::shape::{DType, Math, Role};
 
 fn lora(targets: &[Projection]) -> LoraConfig {
@@ -107,7 +107,7 @@ fn trained_norms_are_trained_without_decay() {
 fn a_packed_base_has_codes_maxima_and_one_scratch() {
     for math in Math::ALL {
         let mut config = lora(&Projection::ALL);
-        config.base = Base::Nf4;
+        config.base = Base::Nf4(Quantisation::Once);
         let plan = plan_in(math, config).expect("the model plans");
         let packed = plan.params.iter();
         let packed: Vec<_> = packed
@@ -171,7 +171,7 @@ fn qwen3_4b() -> ModelConfig {
 fn a_large_packed_base_needs_little_memory_and_one_call_a_product_to_read() {
     let lora = LoraConfig {
         rank: 16,
-        base: Base::Nf4,
+        base: Base::Nf4(Quantisation::Once),
         ..lora(&Projection::ALL)
     };
     let config = PlanConfig {
@@ -220,4 +220,53 @@ fn names_and_initial_values_are_those_of_peft() {
     let bound = (1.0 / 24.0_f64.sqrt()) as f32;
     assert_eq!((a.init, b.init), (Init::Uniform { bound }, Init::Zeros));
     assert_eq!(Projection::of_module("lm_head"), None);
+}
+
+#[test]
+fn a_base_of_the_shape_of_qwen3_4b_takes_less_than_3_2_gb_with_its_embedding() {
+    let model = ModelConfig {
+        family: Family::Qwen3,
+        vocab_size: 151_936,
+        d_model: 2560,
+        n_layers: 36,
+        n_heads: 32,
+        n_kv_heads: 8,
+        head_dim: 128,
+        d_ff: 9728,
+        rope_theta: 1e6,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: true,
+        max_seq_len: 1024,
+        init_std: 0.02,
+    };
+    let mut adapters = lora(&Projection::ALL);
+    adapters.base = Base::Nf4(Quantisation::Once);
+    let built = |recompute_layers| {
+        let form = StepForm {
+            recompute_layers,
+            ..StepForm::default()
+        };
+        let config = PlanConfig {
+            math: Math::Bf16,
+            form,
+            ..PlanConfig::of(1, 1024)
+        };
+        let decoder = Decoder::with_adapters(model.clone(), adapters.clone());
+        Plan::build(&decoder, config).expect("plans")
+    };
+    let (kept, anew) = (built(None), built(Some(1)));
+    let weights = anew.layout.role_bytes(Role::Frozen) + anew.layout.role_bytes(Role::Scratch);
+    // 3.63e9 elements in projections at 4.5 bits, 0.39e9 in the embedding at 16.
+    assert!(
+        (2_700_000_000..3_200_000_000).contains(&weights),
+        "{weights}"
+    );
+    let local = |p: &Plan| p.layout.arena_bytes() - p.layout.persistent_bytes();
+    assert!(
+        local(&anew) * 4 < local(&kept),
+        "{} of {}",
+        local(&anew),
+        local(&kept)
+    );
+    assert!(anew.layout.arena_bytes() < 4_500_000_000);
 }

@@ -316,7 +316,11 @@ impl Model for Mamba {
         let tokens = self.ends == Ends::Tokens;
         let mut groups = Vec::new();
         if tokens {
-            groups.push(ParamGroup::single(EMBED, [c.vocab_size, c.d_model], std));
+            let table = ParamGroup::single(EMBED, [c.vocab_size, c.d_model], std);
+            groups.push(match c.tie_embeddings {
+                true => table,
+                false => table.outside_products(),
+            });
         }
         for layer in 0..c.n_layers {
             self.layer_parameters(layer, &mut groups);

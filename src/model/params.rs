@@ -3,6 +3,7 @@
 //! A group is one matrix to the program (the query, key and value projections are one product) and
 //! several tensors to everyone else: files, digests, reports.
 
+use crate::num::nf4::Quantisation;
 use crate::shape::Shape;
 
 /// How a parameter starts when it is not read from a folder.
@@ -41,7 +42,16 @@ pub enum Training {
     /// Never changed and read by products alone, so it is stored as they read it.
     FrozenProduct,
     /// Never changed, and stored as NF4.
-    Packed,
+    Packed(Quantisation),
+}
+
+/// What reads a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// Products, in their own storage, among others perhaps.
+    Products,
+    /// Other ops alone, which read it as f32: norms, biases, an embedding that is no head.
+    Others,
 }
 
 /// One named tensor.
@@ -59,16 +69,34 @@ pub struct ParamGroup {
     pub name: String,
     pub tensors: Vec<ParamSpec>,
     pub training: Training,
+    pub reader: Reader,
+}
+
+impl Training {
+    fn of(matrix: bool) -> Self {
+        if matrix {
+            Training::Decayed
+        } else {
+            Training::Undecayed
+        }
+    }
+}
+
+impl Reader {
+    fn of(matrix: bool) -> Self {
+        if matrix {
+            Reader::Products
+        } else {
+            Reader::Others
+        }
+    }
 }
 
 impl ParamGroup {
     /// A group of one tensor, named after it.
     pub fn single(name: impl Into<String>, shape: impl Into<Shape>, init: Init) -> Self {
         let (name, shape) = (name.into(), shape.into());
-        let training = match shape.dims().len() {
-            0 | 1 => Training::Undecayed,
-            _ => Training::Decayed,
-        };
+        let matrix = shape.dims().len() >= 2;
         ParamGroup {
             tensors: vec![ParamSpec {
                 name: name.clone(),
@@ -76,7 +104,8 @@ impl ParamGroup {
                 init,
             }],
             name,
-            training,
+            training: Training::of(matrix),
+            reader: Reader::of(matrix),
         }
     }
 
@@ -86,12 +115,15 @@ impl ParamGroup {
         ParamGroup {
             name: name.into(),
             tensors,
-            training: if matrices {
-                Training::Decayed
-            } else {
-                Training::Undecayed
-            },
+            training: Training::of(matrices),
+            reader: Reader::of(matrices),
         }
+    }
+
+    /// The group, which no product reads.
+    pub fn outside_products(mut self) -> Self {
+        self.reader = Reader::Others;
+        self
     }
 
     /// Elements of all tensors.

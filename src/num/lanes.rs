@@ -25,6 +25,12 @@ fn fold<T: Copy, const W: usize>(mut lanes: [T; W], merge: impl Fn(T, T) -> T) -
     lanes[0]
 }
 
+/// Folds all lanes of a sum by halving.
+#[inline(always)]
+pub fn fold_lanes(lanes: [f32; LANES]) -> f32 {
+    fold(lanes, |a, b| a + b)
+}
+
 /// Runs `W` lanes over rows of `n` elements.
 #[inline(always)]
 fn accumulate<const W: usize, const K: usize>(
@@ -87,7 +93,7 @@ pub fn lane_reduce_rows<const K: usize>(
         17..=32 => narrow::<32, K>(rows, n, &step),
         33..=64 => narrow::<64, K>(rows, n, &step),
         65..=128 => narrow::<128, K>(rows, n, &step),
-        _ => fold(accumulate::<LANES, K>(rows, n, &step), |a, b| a + b),
+        _ => fold_lanes(accumulate::<LANES, K>(rows, n, &step)),
     }
 }
 

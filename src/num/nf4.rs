@@ -5,6 +5,8 @@
 
 use rayon::prelude::*;
 
+use super::nf4_double::Nested;
+
 /// Blocks that a task quantises.
 const TASK_BLOCKS: usize = 256;
 
@@ -31,13 +33,37 @@ pub const CODE: [f32; 16] = [
     1.0,
 ];
 
+/// The least maximum that is divided by.
+pub(super) const LEAST_MAXIMUM: f32 = 1e-38;
+
 /// A quantised tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packed {
-    /// Two codes a byte, the earlier element in the upper half; the half after an odd end is zero.
+    /// Two codes a byte, the earlier element in the upper half; the half after an odd end is the code of zero.
     pub bytes: Vec<u8>,
     /// The largest magnitude of each block; the last block may be shorter.
     pub maxima: Vec<f32>,
+}
+
+/// How the block maxima are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Quantisation {
+    /// As they are.
+    #[default]
+    Once,
+    /// As what eight-bit codes stand for: double quantisation.
+    Double,
+}
+
+impl Quantisation {
+    /// The codes of a tensor, row-major, with the block maxima that they are to be multiplied by.
+    pub fn pack(self, values: &[f32]) -> Packed {
+        let mut packed = quantise(values);
+        if self == Quantisation::Double {
+            packed.maxima = Nested::of(&packed.maxima).restored();
+        }
+        packed
+    }
 }
 
 /// Bytes that `elements` codes take.
@@ -50,9 +76,9 @@ pub const fn blocks(elements: usize) -> usize {
     elements.div_ceil(BLOCK)
 }
 
-/// Quantises a tensor, row-major: a value times the reciprocal of its block's largest magnitude, both
-/// rounded to f32 and held within -1 and 1, becomes the code at the least distance in f32, the lower
-/// of two. A block of zeros has code 0 throughout, which stands for `-1 · 0`.
+/// Quantises a tensor, row-major: a value over its block's largest magnitude becomes the nearest code, and where it
+/// is the middle between two, rounded to f32, the lower one. In whole blocks it is multiplied by the reciprocal, in a
+/// shorter last one divided, each operation rounded to f32.
 pub fn quantise(values: &[f32]) -> Packed {
     let mut packed = Packed {
         bytes: vec![0; packed_bytes(values.len())],
@@ -69,14 +95,23 @@ pub fn quantise(values: &[f32]) -> Packed {
 
 /// Writes the codes of a block and gives its maximum.
 fn quantise_block(block: &[f32], codes: &mut [u8]) -> f32 {
-    let maximum = block.iter().fold(0.0, |max: f32, x| larger(max, x.abs()));
-    let scale = 1.0 / maximum;
+    let largest = largest_magnitude(block.iter().copied());
+    if block.len() == BLOCK {
+        let scale = 1.0 / largest.max(LEAST_MAXIMUM);
+        put_codes(block, codes, |x| x * scale);
+        return largest;
+    }
+    let largest = largest_magnitude([LEAST_MAXIMUM, largest]);
+    put_codes(block, codes, |x| x / largest);
+    largest
+}
+
+fn put_codes(block: &[f32], codes: &mut [u8], scaled: impl Fn(f32) -> f32) {
     for (byte, pair) in codes.iter_mut().zip(block.chunks(2)) {
-        let upper = nearest(pair[0] * scale);
-        let lower = pair.get(1).map_or(0, |&x| nearest(x * scale));
+        let upper = nearest(scaled(pair[0]));
+        let lower = nearest(pair.get(1).map_or(0.0, |&x| scaled(x)));
         *byte = upper << 4 | lower;
     }
-    maximum
 }
 
 /// The values of one block or of its first elements: each code's value times the block's maximum,
@@ -91,22 +126,26 @@ pub fn dequantise_block(bytes: &[u8], maximum: f32, out: &mut [f32]) {
     }
 }
 
-/// The larger of two magnitudes; a NaN stays one.
-fn larger(a: f32, b: f32) -> f32 {
-    if a.is_nan() || a > b { a } else { b }
+/// The largest magnitude; a NaN stays one.
+pub(super) fn largest_magnitude(values: impl IntoIterator<Item = f32>) -> f32 {
+    let larger = |max: f32, x: f32| if max.is_nan() || max > x { max } else { x };
+    values.into_iter().map(f32::abs).fold(0.0, larger)
 }
 
-/// The code at the least distance from `x`; a NaN has the first.
-fn nearest(x: f32) -> u8 {
-    let x = x.clamp(-1.0, 1.0);
-    let (mut best, mut least) = (0, (x - CODE[0]).abs());
-    for (code, value) in (1..).zip(&CODE[1..]) {
-        let distance = (x - value).abs();
-        if distance < least {
-            (best, least) = (code, distance);
-        }
+/// The middles between neighbouring values of the code, rounded to f32.
+const MIDDLES: [f32; 15] = {
+    let mut middles = [0.0; 15];
+    let mut i = 0;
+    while i < middles.len() {
+        middles[i] = (CODE[i] + CODE[i + 1]) / 2.0;
+        i += 1;
     }
-    best
+    middles
+};
+
+/// How many of the middles are less than `x`; none for a NaN.
+fn nearest(x: f32) -> u8 {
+    MIDDLES.iter().map(|&middle| u8::from(middle < x)).sum()
 }
 
 #[cfg(test)]
@@ -172,17 +211,15 @@ mod tests {
                 assert!((x - y).abs() <= most, "element {i} of {n}: {x} became {y}");
             }
         }
-        assert_eq!(quantise(&[3.0]).bytes, [0xf0]);
+        assert_eq!(quantise(&[3.0]).bytes, [0xf7]);
     }
 
     #[test]
     fn zeros_and_values_that_are_not_numbers_keep_to_the_formula() {
-        let zeros = quantise(&[0.0; 3]);
-        assert_eq!(
-            (&zeros.bytes[..], &zeros.maxima[..]),
-            (&[0, 0][..], &[0.0][..])
-        );
-        assert_eq!(values(&zeros, 3), [0.0; 3]);
+        let zeros = quantise(&[0.0; BLOCK + 3]);
+        assert!(zeros.bytes.iter().all(|&byte| byte == 0x77));
+        assert_eq!(zeros.maxima, [0.0, LEAST_MAXIMUM]);
+        assert_eq!(values(&zeros, BLOCK + 3), [0.0; BLOCK + 3]);
         let nan = quantise(&[1.0, f32::NAN, 2.0]);
         assert!(nan.maxima[0].is_nan());
     }

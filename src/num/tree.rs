@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::shape::Math;
+
 /// How many merges follow leaf `index` while the tree is built from the left.
 ///
 /// A merge replaces the two newest partials `left, right` by `left + right`.
@@ -126,18 +128,24 @@ impl TokenSum {
 /// Tokens a piece of the sums that run over whole rows: bias, norm-weight and loss sums.
 pub const ROW_PIECE: usize = 32;
 
-/// Outputs that keep a large GPU busy in one matrix product: 256 tiles of 128 × 128.
-const OUTPUTS_IN_FLIGHT: usize = 1 << 22;
+/// Outputs that keep a large GPU busy in one matrix product: 256 tiles of 128 × 128 for kernels of f32 and tf32, of which several share a
+/// multiprocessor, and 64 for those of 16-bit factors, which lose more by folding pieces than by a last round that is not full.
+const fn outputs_in_flight(math: Math) -> usize {
+    match math {
+        Math::F32 | Math::Tf32 => 1 << 22,
+        Math::Bf16 | Math::F16 => 1 << 20,
+    }
+}
 
 /// The shortest piece of a weight gradient, in tokens.
 const SHORTEST_PIECE: usize = 128;
 
 /// Tokens a piece of a weight gradient with `outputs` elements over grains of `grain` tokens.
 ///
-/// The number of pieces is the power of two that brings pieces × outputs to `OUTPUTS_IN_FLIGHT`,
+/// The number of pieces is the power of two that brings pieces × outputs to the outputs in flight,
 /// so a small gradient is cut finely and a large one is a single chain.
-pub fn weight_piece(grain: usize, outputs: usize) -> usize {
-    let wanted = OUTPUTS_IN_FLIGHT
+pub fn weight_piece(math: Math, grain: usize, outputs: usize) -> usize {
+    let wanted = outputs_in_flight(math)
         .div_ceil(outputs.max(1))
         .next_power_of_two();
     let grain_pow2 = grain.max(1).next_power_of_two();
@@ -224,9 +232,17 @@ mod tests {
 
     #[test]
     fn a_piece_is_shorter_for_smaller_gradients_and_never_below_128() {
-        assert_eq!(weight_piece(8192, 768 * 2048), 2048);
-        assert_eq!(weight_piece(8192, 50304 * 768), 8192);
-        assert_eq!(weight_piece(1024, 128 * 384), 128);
-        assert_eq!(weight_piece(72, 64 * 64), 128);
+        for math in [Math::F32, Math::Tf32] {
+            assert_eq!(weight_piece(math, 8192, 768 * 2048), 2048);
+            assert_eq!(weight_piece(math, 8192, 50304 * 768), 8192);
+            assert_eq!(weight_piece(math, 1024, 128 * 384), 128);
+            assert_eq!(weight_piece(math, 72, 64 * 64), 128);
+        }
+        for math in [Math::Bf16, Math::F16] {
+            assert_eq!(weight_piece(math, 8192, 768 * 2048), 8192);
+            assert_eq!(weight_piece(math, 8192, 768 * 768), 4096);
+            assert_eq!(weight_piece(math, 4096, 80 * 1536), 256);
+            assert_eq!(weight_piece(math, 1024, 128 * 384), 128);
+        }
     }
 }

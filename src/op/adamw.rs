@@ -3,6 +3,8 @@
 //!
 //! Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::step_values::{REPORT_WORDS, SCALAR_WORDS};
@@ -14,8 +16,8 @@ use crate::shape::{DType, Math};
 /// `u = (m · c1) / (sqrt(v · c2) + eps)`, `p = fma(-lr, u, p · decay)`.
 ///
 /// The first `decayed` elements decay; the others have a decay factor of one and their `p` is not
-/// multiplied. Where the storage of `math` is narrower than f32, the new `p`, rounded once, is written
-/// to the shadow that products read. With a loss scale `g = (grad · (1 / scale)) · clip_coefficient`;
+/// multiplied. Where the storage of `math` is narrower than f32, the new `p` of [`AdamW::shadowed`], rounded once, is
+/// written to the shadow that products read. With a loss scale `g = (grad · (1 / scale)) · clip_coefficient`;
 /// the scale is the report's, that of this step. `1 - beta` is computed in f64 from the recipe's betas and rounded once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
@@ -26,8 +28,25 @@ pub struct AdamW {
     pub beta2: f32,
     pub one_minus_beta2: f32,
     pub eps: f32,
+    /// Elements before the first one that has a shadow, and after the last one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub before_shadow: usize,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub after_shadow: usize,
     #[serde(default, skip_serializing_if = "Math::is_f32")]
     pub math: Math,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+impl AdamW {
+    /// The elements that have a shadow where the storage of `math` is narrower than f32.
+    pub fn shadowed(&self) -> Range<usize> {
+        let end = self.elements.saturating_sub(self.after_shadow);
+        self.before_shadow.min(end)..end
+    }
 }
 
 impl OpRule for AdamW {
@@ -48,8 +67,8 @@ impl OpRule for AdamW {
         ];
         if self.math.storage() != DType::F32 {
             // A dropped step keeps it as it is, so it is an update.
-            let storage = self.math.storage();
-            writes.push(Operand::store("shadow", n, storage, Access::Update));
+            let (storage, shadowed) = (self.math.storage(), [self.shadowed().len()]);
+            writes.push(Operand::store("shadow", shadowed, storage, Access::Update));
         }
         Signature {
             reads: vec![

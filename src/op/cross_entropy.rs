@@ -28,8 +28,8 @@ pub enum LogitsAfter {
 /// become `(exp(x - lse) - [index = target]) · (weight · inv_normaliser)`. An ignored row gives
 /// `+0.0` everywhere.
 ///
-/// Narrow logits are read as they are and the gradient is rounded once. In f16 the gradient is
-/// multiplied by the loss scale before that.
+/// Narrow logits have one exponential each, by [`crate::num::logits`]: its weight, rounded, times a factor is the gradient,
+/// which is rounded once more. In f16 the factor holds the loss scale.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrossEntropy {
     pub rows: usize,

@@ -107,11 +107,11 @@ impl OpRule for LoraDown {
             let op = MatmulGradWeight {
                 n_in: self.n_in,
                 n_out: self.ranks,
-                sum: grads.weight_sum(self.rows, self.n_in * self.ranks),
+                sum: grads.weight_sum(self.math, self.rows, self.n_in * self.ranks),
                 store,
                 math: self.math,
             };
-            grads.emit(op, vec![ds, x], vec![da]);
+            grads.emit_reading(op, (ds, x), da);
         }
         if grads.needs_gradient(x) {
             let (dx, store) = grads.activation_target(x);
@@ -224,7 +224,7 @@ impl OpRule for LoraUp {
             let outputs = self.adapters.up_rows() * self.adapters.rank;
             let op = LoraUpGradWeight {
                 adapters: self.adapters.clone(),
-                sum: grads.weight_sum(self.rows, outputs),
+                sum: grads.weight_sum(self.math, self.rows, outputs),
                 math: self.math,
             };
             grads.emit(op, vec![dy, s], vec![db]);

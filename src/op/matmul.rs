@@ -71,11 +71,11 @@ impl OpRule for Matmul {
             let op = MatmulGradWeight {
                 n_in: self.n_in,
                 n_out: self.n_out,
-                sum: grads.weight_sum(self.rows, self.n_in * self.n_out),
+                sum: grads.weight_sum(self.math, self.rows, self.n_in * self.n_out),
                 store,
                 math: self.math,
             };
-            grads.emit(op, vec![dy, x], vec![dweight]);
+            grads.emit_reading(op, (dy, x), dweight);
         }
         if grads.needs_gradient(x) {
             let dx = grads.assigned_activation_target(x, self.stem())?;

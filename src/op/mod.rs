@@ -158,6 +158,12 @@ pub trait OpRule {
         operands.map(Operand::traffic).sum()
     }
 
+    /// Whether backward can write the op's only output again, in the place of the output's gradient and with forward's
+    /// bits: then what backward reads of it may wait for that.
+    fn is_restorable(&self) -> bool {
+        false
+    }
+
     /// Emits the calls that carry gradients from this call's outputs to its inputs.
     ///
     /// # Errors

@@ -169,6 +169,7 @@ mod tests {
     use crate::cpu::simd::SimdPath;
     use crate::io::merge::Merge;
     use crate::model::lora::Base;
+    use crate::num::nf4::Quantisation;
     use crate::plan::PlanConfig;
 
     /// The comparisons with a record of adapters, computed as `math` says.
@@ -257,8 +258,8 @@ mod tests {
     }
 
     /// AdamW divides a gradient by its own size, so that an element whose gradient is as small as the roundings
-    /// of its precision moves a whole step either way. Without those few elements the change is within its
-    /// tolerance in tf32 and f16 too.
+    /// of its precision may move a whole step either way. Without those few elements the change is within its
+    /// tolerance in tf32 and f16; with them it is not, in tf32.
     #[test]
     fn the_change_of_adapters_differs_where_gradients_are_lost_in_roundings() {
         for (name, _) in RECORDS {
@@ -268,7 +269,8 @@ mod tests {
                 let most = |at: usize| found.iter().map(|f| f[at]).fold(0.0, f64::max);
                 let share = found.iter().map(|f| f[2]).fold(1.0, f64::min);
                 println!("{name} {math}: {} of all, {} of {share}", most(0), most(1));
-                assert!(most(0) > tolerance, "{name} {math}: nothing to explain");
+                let explained = math == Math::F16 || most(0) > tolerance;
+                assert!(explained, "{name} {math}: nothing to explain");
                 assert!(most(1) <= tolerance, "{name} {math}: {}", most(1));
                 assert!(
                     share > 0.95,
@@ -298,7 +300,10 @@ mod tests {
     #[test]
     fn a_merged_folder_computes_what_its_base_with_adapters_does() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        for (name, stored) in [("lora-qv", Base::Plain), ("qlora-nf4-all", Base::Nf4)] {
+        for (name, stored) in [
+            ("lora-qv", Base::Plain),
+            ("qlora-nf4-all", Base::Nf4(Quantisation::Once)),
+        ] {
             let reference = Reference::open(&root.join(name)).unwrap();
             let out = tempfile::tempdir().unwrap();
             let merge = Merge {

@@ -10,6 +10,7 @@ use crate::error::{CheckpointError, Error, ParityError};
 use crate::io::{AdapterFolder, ModelFolder, TensorFile};
 use crate::model::lora::Base;
 use crate::model::mamba_config::Decay;
+use crate::num::nf4::Quantisation;
 use crate::plan::{Plan, PlanConfig};
 use crate::shape::Math;
 
@@ -127,7 +128,7 @@ impl Reference {
         let lora = self.adapter.as_ref().map(|adapter| {
             let mut lora = adapter.config().clone();
             if json.nf4 {
-                lora.base = Base::Nf4;
+                lora.base = Base::Nf4(Quantisation::Once);
             }
             lora
         });

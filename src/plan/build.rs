@@ -47,6 +47,7 @@ pub(super) fn plan(
     definition: Option<blake3::Hash>,
 ) -> Result<Plan, PlanError> {
     let mut program = ProgramBuilder::of(config.math);
+    program.restored_elements = config.restored_elements;
     let placed = place::parameters(&mut program, &model.parameters())?;
     let (inputs, derived) = place::inputs(&mut program, model, &config)?;
     let outputs = place::outputs(&mut program, inputs.rows());

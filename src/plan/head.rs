@@ -88,7 +88,9 @@ impl HeadPlan {
         let cut = config.cut();
         let grain = cut.grain.min(total);
         let most = (config.chunk_logits / head.vocab_size.max(1)).max(1);
-        let rows = chunk_rows(&head, (most, cut.piece), grain).min(total);
+        let default = || weight_piece(config.math, grain, head.vocab_size * head.d_model);
+        let piece = cut.piece.unwrap_or_else(default);
+        let rows = chunk_rows(piece, most, grain).min(total);
         let kept_rows = match kept {
             LogitsKept::Chunk => rows,
             LogitsKept::All => total,
@@ -365,13 +367,12 @@ impl Levels {
 }
 
 /// Rows of a chunk: as many as are allowed in a form that keeps the tree over tokens: a power of two
-/// of whole grains, or within a grain a piece times a power of two.
-fn chunk_rows(head: &Head, (most, piece): (usize, Option<usize>), grain: usize) -> usize {
+/// of whole grains, or within a grain a piece, perhaps shortened, times a power of two.
+fn chunk_rows(piece: usize, most: usize, grain: usize) -> usize {
     if grain <= most {
         return grain * (1 << (most / grain).ilog2());
     }
-    let wanted = piece.unwrap_or_else(|| weight_piece(grain, head.vocab_size * head.d_model));
-    let piece = wanted.min(1 << most.ilog2());
+    let piece = piece.min(1 << most.ilog2());
     piece * (1 << (most / piece).ilog2())
 }
 

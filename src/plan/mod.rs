@@ -14,7 +14,7 @@ use crate::model::params::{Init, Training};
 use crate::num::element::encode;
 use crate::num::tree::TokenSum;
 use crate::op::{OpCall, Slot};
-use crate::program::SlotTable;
+use crate::program::{Shadow, SlotTable};
 use crate::shape::{Math, Shape};
 
 mod backbone;
@@ -82,6 +82,9 @@ pub struct PlanConfig {
     /// The most logits that exist at once; decides memory, and for gradients whose pieces would be
     /// longer than a chunk the piece.
     pub chunk_logits: usize,
+    /// Elements from which on the output of SwiGLU is written again by backward and not kept for it; decides memory
+    /// and no bit.
+    pub restored_elements: usize,
     /// How the step is carried out; decides no bit.
     pub form: StepForm,
 }
@@ -89,8 +92,14 @@ pub struct PlanConfig {
 /// Good steps after which the loss scale of f16 doubles, where a recipe says nothing.
 pub const GROWTH_INTERVAL: u32 = 2000;
 
-/// Logits of one row chunk of the head: 1 GiB of f32.
-pub const CHUNK_LOGITS: usize = 1 << 28;
+/// Logits of one row chunk of the head: 1.5 GiB of f32, 768 MiB of narrow ones. It lets 2,048 rows of a vocabulary of 151,936
+/// be a chunk, which fill a large device.
+pub const CHUNK_LOGITS: usize = 3 << 27;
+
+/// Elements from which on the output of SwiGLU is written again by backward. The weight gradient of the product that
+/// reads it then stands after SwiGLU's backward; of a smaller layer it stays beside the input gradient, with which a
+/// device may compute it in one launch.
+pub const RESTORED_ELEMENTS: usize = 1 << 22;
 
 impl PlanConfig {
     /// The defaults for batches of `batch` sequences of `seq_len` tokens: one grain, the betas of
@@ -107,6 +116,7 @@ impl PlanConfig {
             math: Math::F32,
             growth_interval: GROWTH_INTERVAL,
             chunk_logits: CHUNK_LOGITS,
+            restored_elements: RESTORED_ELEMENTS,
             form: StepForm::default(),
         }
     }
@@ -253,7 +263,7 @@ pub struct ParamArenas {
     pub moment1: Slot,
     pub moment2: Slot,
     /// The parameters as products read them, where those read a narrower type.
-    pub shadow: Option<Slot>,
+    pub shadow: Option<Shadow>,
 }
 
 /// Everything known about a run before it starts.
@@ -276,7 +286,7 @@ pub struct Plan {
     pub vocab_size: usize,
     pub layout: Layout,
     /// Parameter arenas and their shadows.
-    shadows: Vec<(Slot, Slot)>,
+    shadows: Vec<(Slot, Shadow)>,
     programs: Programs,
     /// What passes are accumulated in; `None` where the plan has one program a step.
     pub window: Option<WindowSlots>,
@@ -345,13 +355,18 @@ impl Plan {
     }
 
     /// Where the shadow of a parameter lies and what it holds for these values of the parameter;
-    /// `None` where products read the parameters themselves.
+    /// `None` where products read the parameters themselves, or do not read this one.
     pub fn shadow_of(&self, param: Slot, values: &[f32]) -> Option<(Region, Vec<u8>)> {
         let (root, range) = self.slots.root(param);
         let (_, shadow) = self.shadows.iter().find(|(arena, _)| *arena == root)?;
-        let storage = self.slots.spec(*shadow).dtype;
+        let spec = self.slots.spec(shadow.slot);
+        let (storage, shadowed) = (spec.dtype, spec.shape.elements());
+        let start = range.start.checked_sub(shadow.first)?;
+        if start + range.len() > shadowed {
+            return None;
+        }
         let place = Region {
-            offset: self.layout.region(*shadow).offset + range.start * storage.size(),
+            offset: self.layout.region(shadow.slot).offset + start * storage.size(),
             bytes: range.len() * storage.size(),
         };
         Some((place, encode(storage, values)?))

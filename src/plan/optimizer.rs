@@ -33,6 +33,10 @@ pub(super) fn append(
     let mut writes = vec![outputs.report];
     writes.extend(inputs.loss_scale);
     program.call(clip, reads, writes);
+    let [before_shadow, after_shadow] = arenas.shadow.map_or([0, 0], |shadow| {
+        let shadowed = program.slots.spec(shadow.slot).shape.elements();
+        [shadow.first, elements - shadow.first - shadowed]
+    });
     let adamw = AdamW {
         elements,
         decayed: placed.decayed,
@@ -41,10 +45,12 @@ pub(super) fn append(
         beta2: config.beta2 as f32,
         one_minus_beta2: (1.0 - config.beta2) as f32,
         eps: config.eps as f32,
+        before_shadow,
+        after_shadow,
         math: config.math,
     };
     let mut writes = vec![arenas.param, arenas.moment1, arenas.moment2];
-    writes.extend(arenas.shadow);
+    writes.extend(arenas.shadow.map(|shadow| shadow.slot));
     program.call(
         adamw,
         vec![arenas.grad, inputs.scalars, outputs.report],

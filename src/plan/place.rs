@@ -1,6 +1,7 @@
 //! Places parameters, inputs and outputs in the slot table.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::backbone;
 use super::{
@@ -9,7 +10,7 @@ use super::{
 };
 use crate::error::PlanError;
 use crate::model::Model;
-use crate::model::params::{ParamGroup, ParamSpec, Training};
+use crate::model::params::{ParamGroup, ParamSpec, Reader, Training};
 use crate::num::nf4::{BLOCK, blocks, packed_bytes};
 use crate::op::Slot;
 use crate::op::step_values::{LOSS_SCALE_WORDS, REPORT_WORDS, SCALAR_WORDS};
@@ -57,7 +58,9 @@ pub fn parameters(
         moment2: arena("moment2", Role::Moment2),
         shadow: None,
     };
-    arenas.shadow = program.shadow_arena(arenas.param, "shadow");
+    let trained_groups = || of(Training::Decayed).chain(of(Training::Undecayed));
+    let shadowed = product_elements(trained_groups());
+    arenas.shadow = program.shadow_arena(arenas.param, "shadow", shadowed);
     let frozen_elements = size(Training::Frozen);
     let frozen = (frozen_elements > 0).then(|| {
         let spec = TensorSpec::new("frozen", [frozen_elements], DType::F32, Role::Frozen);
@@ -65,10 +68,9 @@ pub fn parameters(
     });
     let mut params = Vec::new();
     let mut slots = ParamSlots::default();
-    let trained_groups = of(Training::Decayed).chain(of(Training::Undecayed));
     place_groups(
         program,
-        trained_groups,
+        trained_groups(),
         (arenas.param, Some(arenas)),
         (&mut params, &mut slots),
     )?;
@@ -81,7 +83,10 @@ pub fn parameters(
         )?;
     }
     place_products(program, groups, (&mut params, &mut slots))?;
-    let packed: Vec<&ParamGroup> = of(Training::Packed).collect();
+    let packed = groups
+        .iter()
+        .filter(|g| matches!(g.training, Training::Packed(_)));
+    let packed: Vec<&ParamGroup> = packed.collect();
     place_packed(program, &packed, (&mut params, &mut slots))?;
     Ok(Placed {
         params,
@@ -134,6 +139,19 @@ fn place_groups<'g>(
         start += group.elements().next_multiple_of(GROUP_ALIGNMENT);
     }
     Ok(())
+}
+
+/// From the first element of these groups that a product reads to behind the last one.
+fn product_elements<'g>(groups: impl Iterator<Item = &'g ParamGroup>) -> Range<usize> {
+    let (mut start, mut run) = (0, 0..0);
+    for group in groups {
+        let end = start + group.elements().next_multiple_of(GROUP_ALIGNMENT);
+        if group.reader == Reader::Products {
+            run = if run.is_empty() { start } else { run.start }..end;
+        }
+        start = end;
+    }
+    run
 }
 
 /// Elements of all groups of a kind, each padded to where the next may start.

@@ -157,3 +157,41 @@ fn adapters_beside_a_packed_base_go_on_from_a_checkpoint_with_the_same_bits() {
     };
     assert!(adapter(&whole) == adapter(&halves));
 }
+
+#[test]
+fn a_frozen_base_is_recomputed_unless_something_else_is_asked_for() {
+    let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/qlora-tiny.toml");
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/qlora-tiny.golden");
+    let steps = ["--set", "steps=4", "--device", "cpu"];
+    let train = |more: &[&str]| done(bitstep(&[&["train", recipe], &steps[..], more].concat()));
+    let (anew, kept) = (train(&[]), train(&["--recompute", "0"]));
+    assert_eq!(value(&anew.out, "root "), value(&kept.out, "root "));
+    // Told before the first step, and what it saves.
+    let arena = |ran: &Ran| -> usize {
+        let words = value(&ran.err, "  arena ");
+        let bytes = words.split_whitespace().next().expect("a number");
+        bytes.parse().expect("bytes")
+    };
+    assert_eq!(value(&anew.err, "  form "), "recomputation of each layer");
+    assert!(!kept.err.contains("  form "), "{}", kept.err);
+    assert!(arena(&anew) < arena(&kept));
+
+    // Maxima that are quantised themselves are another base.
+    let double = ["--set", "lora.base=nf4-double"];
+    assert_ne!(
+        value(&train(&double).out, "root "),
+        value(&anew.out, "root ")
+    );
+
+    let shown = |more: &[&str]| done(bitstep(&[&["inspect", recipe], more].concat())).out;
+    assert_eq!(value(&shown(&[]), "form "), "recomputation of each layer");
+    assert!(shown(&double).contains(" frozen nf4, doubly quantised"));
+    let zero = shown(&["--set", "memory.recompute=0"]);
+    assert!(!zero.contains("\nform "), "{zero}");
+    let refused = bitstep(&["inspect", recipe, "--set", "memory.recompute=-1"]);
+    assert_refused(&refused, 2, "memory.recompute");
+    // Every op is compared where no form is asked for.
+    let verify = |more: &[&str]| done(bitstep(&[&["verify", golden], more].concat())).out;
+    assert!(!verify(&[]).contains(" 0 op outputs"));
+    assert!(verify(&["--recompute", "1"]).contains(" 0 op outputs"));
+}

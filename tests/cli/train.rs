@@ -424,10 +424,7 @@ fn inspect_shows_what_a_form_saves_and_costs() {
     let shown = bitstep(&[&["inspect", &recipe][..], &grain, &form].concat());
     let plain = bitstep(&[&["inspect", &recipe][..], &grain].concat());
     let said = value(&shown.out, "form ");
-    assert_eq!(
-        said,
-        "passes of 1 sequences, recomputation of 1 layers at a time"
-    );
+    assert_eq!(said, "passes of 1 sequences, recomputation of each layer");
     assert!(
         value(&shown.out, "programs ").contains("passes of"),
         "{}",

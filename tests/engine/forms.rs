@@ -19,10 +19,12 @@ fn golden(name: &str) -> (GoldenFile, Recipe) {
 
 #[test]
 fn a_golden_holds_for_every_form() {
-    let forms: [(&str, &[&str]); 3] = [
+    let forms: [(&str, &[&str]); 4] = [
         ("qwen3-tiny", &["data.micro_batch=2"]),
         ("qwen3-tiny", &["data.micro_batch=2", "memory.recompute=2"]),
         ("mamba-tiny", &["memory.recompute=1"]),
+        // A frozen base is recomputed unless its recipe says otherwise.
+        ("qlora-tiny", &[]),
     ];
     for (name, form) in forms {
         let (golden, mut recipe) = golden(name);

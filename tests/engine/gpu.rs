@@ -74,6 +74,42 @@ fn a_thousand_replays_and_a_fresh_engine_give_one_root() {
 }
 
 #[test]
+fn a_graph_with_two_lanes_has_the_bits_of_eager_steps() {
+    for choice in [GemmChoice::Own, GemmChoice::Auto] {
+        let Some(cuda) = gpu::open(choice) else {
+            return;
+        };
+        // Enough tokens that gradients of weights are worth a lane of their own.
+        let config = PlanConfig {
+            math: Math::Bf16,
+            ..PlanConfig::of(64, 1024)
+        };
+        let plan = plan(config);
+        let mut replayed = gpu_trainer(&plan, cuda);
+        let second = gpu::open(choice).expect("opened before");
+        let mut eager =
+            Trainer::new(second, plan.clone(), Hyper::default(), 100).expect("an arena");
+        eager.load(&FreshInit { seed: 3 }).expect("loads");
+        for step in 0..12 {
+            let batch = batch(&plan, step);
+            assert_eq!(replayed.step(&batch).unwrap(), eager.step(&batch).unwrap());
+            let root = |trainer: &mut Trainer<CudaBackend>| trainer.session_mut().root().unwrap();
+            assert_eq!(
+                root(&mut replayed),
+                root(&mut eager),
+                "{choice:?}, step {step}"
+            );
+        }
+        assert_eq!(replayed.session().state_name(), "replaying");
+        let executions = replayed.session().executions();
+        let beside = executions
+            .iter()
+            .filter(|e| e.kernel.ends_with("beside others"));
+        assert!(beside.count() > 4, "{executions:?}");
+    }
+}
+
+#[test]
 fn a_digest_on_the_device_is_that_of_its_bytes() {
     let Some(cuda) = gpu::backend() else { return };
     let plan = plan(PlanConfig::of(4, 16));

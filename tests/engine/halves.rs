@@ -12,10 +12,13 @@ use bitstep::model::mamba::Mamba;
 use bitstep::model::mamba_config::{MambaConfig, MambaFamily};
 use bitstep::model::{Family, Model};
 use bitstep::num;
+use bitstep::num::element::{Element, F16};
+use bitstep::num::logits::{LOGIT_FACTOR, LogitRow, lift};
+use bitstep::num::softmax::score_weight;
 use bitstep::op::Slot;
 use bitstep::op::step_values::Dropped;
 use bitstep::plan::{Passes, Plan, PlanConfig, StepForm};
-use bitstep::shape::Math;
+use bitstep::shape::{DType, Math};
 
 use super::common::*;
 use super::faulty::Plans;
@@ -38,7 +41,7 @@ fn state(trainer: &mut Trainer<CpuBackend>) -> Vec<blake3::Hash> {
     let plan = trainer.session().plan().clone();
     let arenas = plan.arenas;
     let mut slots: Vec<Slot> = vec![arenas.param, arenas.grad, arenas.moment1, arenas.moment2];
-    slots.extend(arenas.shadow);
+    slots.extend(arenas.shadow.map(|shadow| shadow.slot));
     slots.extend(plan.inputs.loss_scale);
     trainer.session_mut().digests(&slots).unwrap()
 }
@@ -89,35 +92,48 @@ fn forward_gives_the_logits_of_an_evaluation() {
     }
 }
 
-/// The gradient of the weighted cross-entropy, written down from its formula.
-fn cross_entropy_grad(logits: &[f32], batch: &Batch) -> Vec<f32> {
-    let inv = (1.0 / batch.normaliser()) as f32;
-    let mut grad = Vec::with_capacity(logits.len());
-    for (row, x) in logits.chunks(VOCAB).enumerate() {
-        let target = batch.targets[row];
-        if target == IGNORE {
-            grad.extend([0.0; VOCAB]);
-            continue;
-        }
-        let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut lanes = [0.0f32; 256];
-        for (lane, &x) in lanes.iter_mut().zip(x) {
-            *lane += num::exp(x - max);
-        }
-        let mut half = 128;
-        while half > 0 {
-            (0..half).for_each(|l| lanes[l] += lanes[l + half]);
-            half /= 2;
-        }
-        let lse = max + num::log(lanes[0]);
-        let factor = batch.weights[row] * inv;
-        for (i, &x) in x.iter().enumerate() {
-            let p = num::exp(x - lse);
-            let is_target = i == target as usize;
-            grad.push(if is_target { p - 1.0 } else { p } * factor);
-        }
+/// The gradient of the weighted cross-entropy of f32 logits, written down from its formula.
+fn wide_grad(x: &[f32], target: usize, factor: f32) -> Vec<f32> {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut lanes = [0.0f32; 256];
+    for (lane, &x) in lanes.iter_mut().zip(x) {
+        *lane += num::exp(x - max);
     }
-    grad
+    let lse = max + num::log(num::lanes::fold_lanes(lanes));
+    let of = |(i, &x)| {
+        let p = num::exp(x - lse);
+        let p = if i == target { p - 1.0 } else { p };
+        p * factor
+    };
+    x.iter().enumerate().map(of).collect()
+}
+
+/// The same of f16 logits of one tile; rounding to f16 is left to the engine, and the loss scale.
+fn narrow_grad(x: &[f32], target: usize, factor: f32) -> Vec<f32> {
+    let row = LogitRow::of(x);
+    let lift = lift(DType::F16);
+    let of = |(i, &x)| {
+        if i == target {
+            return (row.probability(x) - 1.0) * factor;
+        }
+        let weight = score_weight(x, LOGIT_FACTOR, row.reference) * lift;
+        F16::from_f32(weight).to_f32() * row.factor(factor, 1.0 / lift)
+    };
+    x.iter().enumerate().map(of).collect()
+}
+
+fn cross_entropy_grad(math: Math, logits: &[f32], batch: &Batch) -> Vec<f32> {
+    let inv = (1.0 / batch.normaliser()) as f32;
+    let rows = logits.chunks(VOCAB).enumerate();
+    let of = |(row, x): (usize, &[f32])| {
+        let factor = batch.weights[row] * inv;
+        match (batch.targets[row], math) {
+            (IGNORE, _) => vec![0.0; VOCAB],
+            (target, Math::F16) => narrow_grad(x, target as usize, factor),
+            (target, _) => wide_grad(x, target as usize, factor),
+        }
+    };
+    rows.flat_map(of).collect()
 }
 
 #[test]
@@ -134,7 +150,7 @@ fn a_gradient_of_the_callers_has_the_bits_of_the_same_gradient_computed_here() {
             a.forward(&batch).unwrap();
             a.backward_targets(&batch, &clipped()).unwrap();
             let logits = b.forward(&batch).unwrap();
-            let grad = cross_entropy_grad(&logits, &batch);
+            let grad = cross_entropy_grad(math, &logits, &batch);
             let options = clipped().with_loss(2.5);
             let report = b.backward_step(&grad, &options).unwrap().unwrap();
             assert_eq!((report.loss, report.step), (2.5, step));

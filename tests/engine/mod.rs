@@ -1,5 +1,6 @@
 //! The engine on the CPU: transitions, refusals, proofs, faults, and what a step may not depend on.
 
+mod attention;
 mod common;
 mod digests;
 mod faults;
@@ -14,6 +15,7 @@ mod passes;
 mod policy;
 mod precision;
 mod recompute;
+mod restored;
 mod states;
 mod steps;
 mod timing;

@@ -56,7 +56,7 @@ fn state(trainer: &mut Trainer<CpuBackend>) -> Vec<blake3::Hash> {
     let states = plan.params.iter().filter_map(|p| p.state);
     let mut slots: Vec<Slot> = plan.params.iter().map(|p| p.slot).collect();
     slots.extend(states.flat_map(|s| [s.grad, s.moment1, s.moment2]));
-    slots.extend(plan.arenas.shadow);
+    slots.extend(plan.arenas.shadow.map(|shadow| shadow.slot));
     slots.extend(plan.inputs.loss_scale);
     trainer.session_mut().digests(&slots).unwrap()
 }

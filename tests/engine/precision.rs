@@ -41,9 +41,11 @@ fn shadows(plan: &Plan, session: &mut Session<CpuBackend>) -> [Vec<u8>; 2] {
     };
     let params = decode(DType::F32, &bytes(plan.arenas.param)).expect("floats");
     let storage = plan.config.math.storage();
+    let shadowed = plan.slots.spec(shadow.slot).shape.elements();
+    let params = &params[shadow.first..shadow.first + shadowed];
     [
-        bytes(shadow),
-        encode(storage, &params).expect("a narrow float"),
+        bytes(shadow.slot),
+        encode(storage, params).expect("a narrow float"),
     ]
 }
 
@@ -152,7 +154,7 @@ fn an_overflowing_step_changes_nothing_but_the_loss_scale() {
         arenas.param,
         arenas.moment1,
         arenas.moment2,
-        arenas.shadow.expect("a shadow"),
+        arenas.shadow.expect("a shadow").slot,
     ];
     for warm in [1, 5] {
         let mut trainer = trainer(&plan, Hyper::default(), 2);
@@ -236,5 +238,26 @@ fn an_evaluation_and_logits_of_a_narrow_domain_are_those_of_its_step() {
         assert_eq!(part, logits[5 * VOCAB..7 * VOCAB]);
         let report = trainer.step(&given).unwrap();
         assert_eq!(found.loss.to_bits(), report.loss.to_bits());
+    }
+}
+
+/// Products read no norm and no embedding that is not a head too, so neither has a shadow.
+#[test]
+fn only_what_products_read_has_a_shadow() {
+    for (tied, embedded) in [(true, true), (false, false)] {
+        let plan = plan_in(Math::Bf16, Family::Llama, tied);
+        for param in &plan.params {
+            let values = vec![0.5; plan.shape_of(param).elements()];
+            let expected = match param.name.as_str() {
+                "model.embed_tokens.weight" => embedded,
+                name => !name.contains("norm"),
+            };
+            let shadow = plan.shadow_of(param.slot, &values);
+            assert_eq!(shadow.is_some(), expected, "{}", param.name);
+        }
+        let shadow = plan.arenas.shadow.expect("a shadow");
+        let spec = plan.slots.spec(shadow.slot);
+        let all = plan.slots.spec(plan.arenas.param).shape.elements();
+        assert!(spec.shape.elements() < all);
     }
 }

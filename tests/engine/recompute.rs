@@ -8,32 +8,33 @@ use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::mamba::Mamba;
 use bitstep::model::mamba_config::{MambaConfig, MambaFamily};
 use bitstep::model::{Family, Model, ModelConfig};
+use bitstep::num::nf4::Quantisation;
 use bitstep::op::{Op, Slot};
 use bitstep::plan::{Passes, Plan, PlanConfig, ProgramKind, StepForm};
 use bitstep::shape::Math;
 
 use super::common::*;
 
-const LAYERS: usize = 5;
+pub(super) const LAYERS: usize = 5;
 
-fn decoder(family: Family) -> Decoder {
+pub(super) fn decoder(family: Family) -> Decoder {
     Decoder::new(config(family))
 }
 
 /// Adapters on every projection of a base that is stored as NF4: its weights are unpacked into one scratch before
 /// each product, also before those that are computed again.
-fn adapted() -> Decoder {
+pub(super) fn adapted() -> Decoder {
     let lora = LoraConfig {
         rank: 3,
         alpha: 6.0,
         targets: Projection::ALL.to_vec(),
         norms: Norms::Trained,
-        base: Base::Nf4,
+        base: Base::Nf4(Quantisation::Once),
     };
     Decoder::with_adapters(config(Family::Qwen3), lora)
 }
 
-fn config(family: Family) -> ModelConfig {
+pub(super) fn config(family: Family) -> ModelConfig {
     ModelConfig {
         family,
         vocab_size: VOCAB,
@@ -86,7 +87,7 @@ fn every(layers: Option<usize>) -> StepForm {
 }
 
 /// Weights, gradients and moments after each of some steps.
-fn digests(plan: &Arc<Plan>) -> Vec<Vec<blake3::Hash>> {
+pub(super) fn digests(plan: &Arc<Plan>) -> Vec<Vec<blake3::Hash>> {
     let mut trainer = trainer(plan, Hyper::default(), 2);
     let params = plan.params.iter();
     let mut slots: Vec<Slot> = params.clone().map(|p| p.slot).collect();

@@ -9,13 +9,13 @@ use bitstep::op::cross_entropy::{CrossEntropy, IGNORE, LogitsAfter, LossSum};
 use bitstep::op::embed::{Embed, EmbedGrad};
 use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
 use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
-use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
+use bitstep::op::swiglu::{Output, SwiGlu, SwiGluGrad};
 use bitstep::op::tree_add::TreeAdd;
 use bitstep::op::{Op, Store};
 use bitstep::shape::Math;
 
 use super::reference::expected;
-use super::runner::{Case, Numbers, Values, assert_bits, with_math};
+use super::runner::{Case, Numbers, Values, assert_bits, first_difference, run, with_math};
 
 /// One case a seed, so that no two cases have the same contents.
 fn check_all(ops: impl IntoIterator<Item = Op>) {
@@ -138,6 +138,42 @@ fn rms_norm_grad_has_its_bits() {
     }
 }
 
+/// Rows that a GPU streams, of the sizes that its threads hold in registers and of another one: too many tokens for
+/// blocks that read them twice, in one tree of more than two levels of 32 pieces, and grains with trees of their own.
+#[test]
+fn rms_norm_grad_of_many_rows_has_its_bits() {
+    let cut = |tokens, grain| TokenSum {
+        tokens,
+        grain,
+        piece: 32,
+    };
+    let sizes = [
+        (768, cut(2100, 2100)),
+        (1024, cut(130, 65)),
+        (2048, cut(90, 45)),
+        (1028, cut(2049, 2049)),
+    ];
+    for (d_model, sum) in sizes {
+        for (store, weight_grad) in [
+            (Store::Assign, true),
+            (Store::Add, true),
+            (Store::Add, false),
+        ] {
+            check(&Case::random(
+                RmsNormGrad {
+                    delta_grad: false,
+                    math: Math::F32,
+                    d_model,
+                    sum,
+                    store,
+                    weight_grad,
+                },
+                d_model as u64,
+            ));
+        }
+    }
+}
+
 #[test]
 fn bias_grad_has_its_bits() {
     for sum in cuts() {
@@ -208,24 +244,56 @@ fn qk_norm_rope_grad_has_its_bits() {
 #[test]
 fn swiglu_and_its_gradient_have_their_bits() {
     for (rows, d_ff) in [1, 5, 70].into_iter().flat_map(|r| WIDTHS.map(|d| (r, d))) {
+        let math = Math::F32;
+        let grad = |output| SwiGluGrad {
+            math,
+            rows,
+            d_ff,
+            output,
+        };
         check_all([
-            Op::from(SwiGlu {
-                math: Math::F32,
-                rows,
-                d_ff,
-            }),
-            Op::from(SwiGluGrad {
-                math: Math::F32,
-                rows,
-                d_ff,
-            }),
+            Op::from(SwiGlu { math, rows, d_ff }),
+            Op::from(grad(Output::Left)),
+            Op::from(grad(Output::Restored)),
         ]);
+    }
+}
+
+/// What backward writes over the output's gradient is what forward has written, and the gradients are the same.
+#[test]
+fn a_restored_output_has_the_bits_of_forward() {
+    for (math, d_ff) in [Math::F32, Math::Bf16, Math::F16]
+        .into_iter()
+        .flat_map(|math| [128, 67].map(|d_ff| (math, d_ff)))
+    {
+        let rows = 9;
+        // Gates far out, subnormal and of both signs too.
+        let mut numbers = Numbers::new(41);
+        let mut gate_up = numbers.ordinary(rows * 2 * d_ff).f32s().to_vec();
+        let far = [-100.0, -87.5, 88.0, 1e-41, -0.0, 0.0, -30.0, 6e-8];
+        gate_up[..far.len()].copy_from_slice(&far);
+        let gate_up = Values::stored(math.storage(), &gate_up);
+        let forward = Case::random(SwiGlu { math, rows, d_ff }, 1);
+        let forward = run(&forward.with("gate_up", gate_up.clone()));
+        let grad = |output| {
+            let op = SwiGluGrad {
+                math,
+                rows,
+                d_ff,
+                output,
+            };
+            run(&Case::random(op, 2).with("gate_up", gate_up.clone()))
+        };
+        let (left, restored) = (grad(Output::Left), grad(Output::Restored));
+        let difference = first_difference(&restored[0], &forward[0]);
+        assert_eq!(difference, None, "{math} {d_ff}");
+        assert_eq!(left.len() + 1, restored.len());
     }
 }
 
 #[test]
 fn cross_entropy_has_its_bits() {
-    for (rows, vocab_size) in [(1, 1), (9, 3), (70, 257), (5, 1000)] {
+    for (rows, vocab_size) in [(1, 1), (9, 3), (70, 257), (5, 1000), (3, 16_500)] {
         for after in [LogitsAfter::Gradient, LogitsAfter::Kept] {
             let mut numbers = Numbers::new(vocab_size as u64);
             let mut targets = numbers.ids(rows, vocab_size).i32s().to_vec();
@@ -282,7 +350,15 @@ fn clip_decides_as_its_formula() {
 
 #[test]
 fn adamw_updates_as_its_formula_or_not_at_all() {
-    for (elements, decayed) in [(1, 0), (5, 5), (40_000, 20_001), (16_385, 16_384)] {
+    let sizes = [
+        (1, 0, [0, 0]),
+        (5, 5, [1, 2]),
+        (40_000, 20_001, [0, 0]),
+        (40_000, 20_001, [3_072, 192]),
+        (40_000, 20_001, [39_999, 0]),
+        (16_385, 16_384, [2_050, 1]),
+    ];
+    for (elements, decayed, [before_shadow, after_shadow]) in sizes {
         for applied in [1, 0] {
             let op = AdamW {
                 math: Math::F32,
@@ -293,6 +369,8 @@ fn adamw_updates_as_its_formula_or_not_at_all() {
                 beta2: 0.95,
                 one_minus_beta2: 0.05,
                 eps: 1e-8,
+                before_shadow,
+                after_shadow,
             };
             let mut numbers = Numbers::new(decayed as u64);
             let squares = (0..elements).map(|_| numbers.uniform(0.0, 1.0) as f32);

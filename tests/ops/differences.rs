@@ -12,7 +12,7 @@ use bitstep::op::cross_entropy::{CrossEntropy, IGNORE, LogitsAfter};
 use bitstep::op::embed::EmbedGrad;
 use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
 use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad, RopeGrad};
-use bitstep::op::swiglu::SwiGluGrad;
+use bitstep::op::swiglu::{Output, SwiGluGrad};
 use bitstep::shape::Math;
 
 use super::runner::{Case, Numbers, Values, run};
@@ -212,6 +212,7 @@ fn swiglu_gate_and_up() {
             math: Math::F32,
             rows,
             d_ff,
+            output: Output::Left,
         },
         0,
     )

@@ -7,7 +7,7 @@ use bitstep::op::bias::BiasGrad;
 use bitstep::op::embed::{Embed, EmbedGrad};
 use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
 use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
-use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
+use bitstep::op::swiglu::{Output, SwiGlu, SwiGluGrad};
 use bitstep::op::{Op, Store};
 use bitstep::shape::Math;
 
@@ -226,6 +226,14 @@ fn of_heads() -> Vec<Op> {
             math: Math::F32,
             rows,
             d_ff: 5,
+            output: Output::Left,
+        }
+        .into(),
+        SwiGluGrad {
+            math: Math::F32,
+            rows,
+            d_ff: 5,
+            output: Output::Restored,
         }
         .into(),
     ]

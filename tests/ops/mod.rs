@@ -9,6 +9,7 @@ mod lora;
 mod mamba;
 mod mamba_differences;
 mod matmul;
+mod narrow_loss;
 mod reference;
 mod reference_mamba;
 mod runner;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use bitstep::num::tree::TokenSum;
-use bitstep::num::{exp, log, sigmoid};
+use bitstep::num::{exp, log, narrow_sigmoid, sigmoid};
 use bitstep::op::adamw::AdamW;
 use bitstep::op::bias::BiasGrad;
 use bitstep::op::clip::GradSquares;
@@ -12,9 +12,11 @@ use bitstep::op::cross_entropy::{CrossEntropy, IGNORE, LogitsAfter};
 use bitstep::op::embed::{Embed, EmbedGrad};
 use bitstep::op::rms_norm::{RmsNorm, RmsNormGrad};
 use bitstep::op::rope::{Heads, QkNormRope, QkNormRopeGrad};
-use bitstep::op::swiglu::{SwiGlu, SwiGluGrad};
+use bitstep::op::swiglu::{Output, SwiGluGrad};
 use bitstep::op::{Op, Store};
+use bitstep::shape::{DType, Math};
 
+use super::narrow_loss::{self, Scored};
 use super::reference_mamba;
 use super::runner::{Case, Values};
 
@@ -96,8 +98,17 @@ fn wide(case: &Case) -> Vec<Values> {
         Op::RopeGrad(op) => vec![turn(&op.heads, op.seq_len, reads[0], written(0), -1.0)],
         Op::QkNormRope(op) => qk_norm_rope(op, &reads),
         Op::QkNormRopeGrad(op) => qk_norm_rope_grad(op, &reads, written(0)),
-        Op::SwiGlu(op) => swiglu(op, reads[0]),
-        Op::SwiGluGrad(op) => swiglu_grad(op, reads[0], written(0)),
+        Op::SwiGlu(op) => vec![swiglu(op.math, op.d_ff, reads[0])],
+        Op::SwiGluGrad(op) => match op.output {
+            Output::Left => vec![swiglu_grad(op, reads[0], written(0))],
+            Output::Restored => {
+                let (da, gate_up) = (written(0), written(1));
+                vec![
+                    swiglu(op.math, op.d_ff, gate_up),
+                    swiglu_grad(op, da, gate_up),
+                ]
+            }
+        },
         Op::CrossEntropy(op) => return cross_entropy(op, case),
         Op::LossSum(op) => {
             let sum = token_sum(&op.sum, |piece| piece.fold(0.0, |acc, t| acc + reads[0][t]));
@@ -317,17 +328,25 @@ fn qk_norm_rope_grad(op: &QkNormRopeGrad, reads: &[&[f32]], dqkv: &[f32]) -> Vec
     }
 }
 
-fn swiglu(op: &SwiGlu, gate_up: &[f32]) -> Vec<Vec<f32>> {
-    let mut a = Vec::new();
-    for row in gate_up.chunks(2 * op.d_ff) {
-        let element = |j: usize| (row[j] * sigmoid(row[j])) * row[op.d_ff + j];
-        a.extend((0..op.d_ff).map(element));
+/// The sigmoid of SwiGLU in the storage of `math`.
+fn gate_sigmoid(math: Math) -> fn(f32) -> f32 {
+    match math.storage() {
+        DType::F32 => sigmoid,
+        _ => narrow_sigmoid,
     }
-    vec![a]
 }
 
-fn swiglu_grad(op: &SwiGluGrad, da: &[f32], gate_up: &[f32]) -> Vec<Vec<f32>> {
-    let mut out = gate_up.to_vec();
+fn swiglu(math: Math, d_ff: usize, gate_up: &[f32]) -> Vec<f32> {
+    let (mut a, sigmoid) = (Vec::new(), gate_sigmoid(math));
+    for row in gate_up.chunks(2 * d_ff) {
+        let element = |j: usize| (row[j] * sigmoid(row[j])) * row[d_ff + j];
+        a.extend((0..d_ff).map(element));
+    }
+    a
+}
+
+fn swiglu_grad(op: &SwiGluGrad, da: &[f32], gate_up: &[f32]) -> Vec<f32> {
+    let (mut out, sigmoid) = (gate_up.to_vec(), gate_sigmoid(op.math));
     for (row, gate_up) in out.chunks_mut(2 * op.d_ff).enumerate() {
         for j in 0..op.d_ff {
             let (g, u) = (gate_up[j], gate_up[op.d_ff + j]);
@@ -336,7 +355,7 @@ fn swiglu_grad(op: &SwiGluGrad, da: &[f32], gate_up: &[f32]) -> Vec<Vec<f32>> {
             gate_up[op.d_ff + j] = da * (g * s);
         }
     }
-    vec![out]
+    out
 }
 
 fn cross_entropy(op: &CrossEntropy, case: &Case) -> Vec<Values> {
@@ -361,9 +380,25 @@ fn cross_entropy(op: &CrossEntropy, case: &Case) -> Vec<Values> {
         }
         let target = targets[row] as usize;
         let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        hits.push(u32::from(x[target] == max));
+        if op.math.storage() != DType::F32 {
+            let (math, weight) = (op.math, weights[row]);
+            let (loss, gradient) = narrow_loss::row(
+                x,
+                Scored {
+                    math,
+                    target,
+                    weight,
+                    inv_normaliser,
+                    scale: scale.unwrap_or(1.0),
+                },
+            );
+            losses.push(loss);
+            x.copy_from_slice(&gradient);
+            continue;
+        }
         let lse = max + log(lanes(v, |i, acc| acc + exp(x[i] - max)));
         losses.push((lse - x[target]) * weights[row]);
-        hits.push(u32::from(x[target] == max));
         for (i, x) in x.iter_mut().enumerate() {
             let p = exp(*x - lse);
             let p = if i == target { p - 1.0 } else { p };
@@ -459,6 +494,6 @@ fn adamw(op: &AdamW, case: &Case) -> Vec<Vec<f32>> {
         };
         p[i] = (-lr).mul_add(u, kept);
     }
-    let shadow = case.writes.get(3).map(|_| p.clone());
+    let shadow = case.writes.get(3).map(|_| p[op.shadowed()].to_vec());
     [p, m, v].into_iter().chain(shadow).collect()
 }

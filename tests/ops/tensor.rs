@@ -7,7 +7,7 @@ use bitstep::op::bias::BiasGrad;
 use bitstep::op::matmul::{Matmul, MatmulGradInput, MatmulGradWeight};
 use bitstep::op::rms_norm::RmsNormGrad;
 use bitstep::op::rope::{Heads, QkNormRopeGrad};
-use bitstep::op::swiglu::SwiGluGrad;
+use bitstep::op::swiglu::{Output, SwiGluGrad};
 use bitstep::op::{Op, Store};
 use bitstep::shape::Math;
 
@@ -216,6 +216,7 @@ fn backward_ops() -> Vec<Op> {
         SwiGluGrad {
             rows,
             d_ff: 19,
+            output: Output::Left,
             math,
         }
         .into(),

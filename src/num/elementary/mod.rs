@@ -1,5 +1,6 @@
 //! The elementary functions of the contract, each at most 1 ulp from the exact value for every input; but for
-//! the softmax weights of the tensor-core domains, which are rounded to an operand afterwards.
+//! the softmax weights of the tensor-core domains and the sigmoid of their SwiGLU, which are rounded to bf16 or f16
+//! afterwards.
 //!
 //! They use the operations of the contract's first rule alone: binary32 `+ - * / sqrt fma` rounded to
 //! nearest even, integer operations and exact comparisons. Device code repeats them operation by
@@ -9,12 +10,14 @@
 mod accuracy;
 mod exp;
 mod log;
+mod narrow_sigmoid;
 mod trig;
 mod weight;
 
 pub use accuracy::{ACCURACY, Accuracy};
 pub use exp::{LOG2_E, decay, exp, sigmoid};
 pub use log::{log, softplus};
+pub use narrow_sigmoid::narrow_sigmoid;
 pub use trig::{cos, sin, sin_cos};
 pub use weight::weight;
 

@@ -1,0 +1,175 @@
+//! Attention and its neighbours, served together in a graph: the bits of the CPU and of the calls one by one.
+
+use std::sync::Arc;
+
+use bitstep::cuda::CudaBackend;
+use bitstep::cuda::call::DeviceShape;
+use bitstep::cuda::together::groups;
+use bitstep::engine::init::FreshInit;
+use bitstep::engine::{Hyper, Trainer};
+use bitstep::model::decoder::Decoder;
+use bitstep::model::{Family, ModelConfig};
+use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use bitstep::shape::Math;
+
+use super::common::*;
+use crate::gpu;
+
+/// A plan of two layers with heads of `head_dim` columns, shared by two, in `math`.
+fn narrow_plan(
+    family: Family,
+    (math, head_dim): (Math, usize),
+    [batch, seq_len]: [usize; 2],
+) -> Arc<Plan> {
+    let model = Decoder::new(ModelConfig {
+        family,
+        vocab_size: VOCAB,
+        d_model: 24,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim,
+        d_ff: 36,
+        rope_theta: 1e4,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: false,
+        max_seq_len: seq_len,
+        init_std: 0.1,
+    });
+    let config = PlanConfig {
+        math,
+        ..PlanConfig::of(batch, seq_len)
+    };
+    Arc::new(Plan::build(&model, config).expect("plans"))
+}
+
+const H200: DeviceShape = DeviceShape {
+    multiprocessors: 132,
+    shared_bytes_per_block: 232_448,
+    warpgroups: true,
+};
+
+/// The kernels of attention that serve more than one call of the plan's step on an H200.
+fn kernels(plan: &Plan) -> Vec<&'static str> {
+    let calls = plan.layout.place(plan.calls(ProgramKind::Step));
+    let groups = groups(&calls, &H200).into_iter().flatten();
+    let launches = groups.flat_map(|group| group.launches.launches);
+    let entries = launches.map(|launch| launch.entry);
+    entries
+        .filter(|entry| entry.contains("attention"))
+        .collect()
+}
+
+fn on_gpu(plan: &Arc<Plan>, cuda: CudaBackend) -> Trainer<CudaBackend> {
+    let mut trainer = Trainer::new(cuda, plan.clone(), Hyper::default(), 2).expect("an arena");
+    trainer.load(&FreshInit { seed: 3 }).expect("loads");
+    trainer
+}
+
+#[test]
+fn a_graph_in_which_attention_serves_its_neighbours_has_the_bits_of_the_cpu() {
+    let cases = [
+        (
+            Family::Llama,
+            Math::Bf16,
+            32,
+            [3, 32],
+            "attention_grads_bf16_d32",
+        ),
+        (
+            Family::Llama,
+            Math::F16,
+            64,
+            [2, 17],
+            "attention_turned_f16_d64",
+        ),
+        (
+            Family::Llama,
+            Math::Bf16,
+            128,
+            [2, 24],
+            "attention_grads_bf16_d128",
+        ),
+        (
+            Family::Llama,
+            Math::Tf32,
+            32,
+            [2, 31],
+            "attention_grads_tf32_d32",
+        ),
+        (
+            Family::Llama,
+            Math::Tf32,
+            128,
+            [2, 70],
+            "attention_grad_key_value_tf32_d128_turned",
+        ),
+        (
+            Family::Llama,
+            Math::F16,
+            64,
+            [2, 70],
+            "attention_grad_query_f16_d64_with_delta",
+        ),
+        (
+            Family::Llama,
+            Math::Bf16,
+            128,
+            [1, 67],
+            "attention_grad_key_value_bf16_d128_turned",
+        ),
+        (
+            Family::Qwen3,
+            Math::Bf16,
+            32,
+            [2, 24],
+            "attention_grads_bf16_d32",
+        ),
+        (
+            Family::Qwen3,
+            Math::Bf16,
+            64,
+            [1, 66],
+            "attention_grad_query_bf16_d64_with_delta",
+        ),
+    ];
+    for (family, math, head_dim, sizes, expected) in cases {
+        let plan = narrow_plan(family, (math, head_dim), sizes);
+        let found = kernels(&plan);
+        assert!(found.contains(&expected), "{expected} is not in {found:?}");
+        let Some(cuda) = gpu::backend() else { continue };
+        let (mut second, mut first) = (on_gpu(&plan, cuda), trainer(&plan, Hyper::default(), 100));
+        for step in 0..5 {
+            let batch = batch(&plan, step);
+            let reports = [first.step(&batch), second.step(&batch)].map(|r| r.unwrap());
+            assert_eq!(reports[0], reports[1], "{expected}, step {step}");
+            let roots = (
+                first.session_mut().root().unwrap(),
+                second.session_mut().root().unwrap(),
+            );
+            assert_eq!(roots.0, roots.1, "{expected}, step {step}");
+        }
+        assert_eq!(second.session().state_name(), "replaying");
+    }
+}
+
+#[test]
+fn warpgroups_that_serve_their_neighbours_pass_the_proof() {
+    for (math, head_dim) in [(Math::Bf16, 64), (Math::F16, 128), (Math::Bf16, 128)] {
+        // Enough blocks for any device of Hopper's, and a last tile of eight rows.
+        let plan = narrow_plan(Family::Llama, (math, head_dim), [80, 200]);
+        let found = kernels(&plan);
+        let both = |part: &str| {
+            found
+                .iter()
+                .any(|entry| entry.contains("sm90a") && entry.ends_with(part))
+        };
+        assert!(both("_with_delta") && both("_turned"), "{found:?}");
+        let Some(cuda) = gpu::backend() else { continue };
+        let mut trainer = on_gpu(&plan, cuda);
+        for step in 0..4 {
+            trainer.step(&batch(&plan, step)).unwrap();
+        }
+        assert_eq!(trainer.session().state_name(), "replaying");
+    }
+}
