@@ -163,12 +163,14 @@ __device__ __forceinline__ void grad_key_value(const Place& place, const typenam
         }
     }
 
+    Angles<D> angles;
+    load_angles(angles, row, seq_len, with);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (row + 8 * h >= seq_len) continue;
         Element* const to = dqkv + (sequence + row + 8 * h) * columns;
         if constexpr (With::TURN)
-            store_gradient<H, D, G::EXACT>(to + key_column, dk[0], h, scale, row + 8 * h, d, with);
+            store_gradient<H, D, G::EXACT>(to + key_column, dk[0], h, scale, d, angles, with);
         else
             store_row<H, C, G::EXACT>(to + key_column, dk[0], h, scale, first_column, d);
         store_row<H, C, G::EXACT>(to + value_column, dv[0], h, 1.0f, first_column, d);

@@ -145,11 +145,13 @@ __device__ __forceinline__ void grad_query(const Place& place, const typename G:
         }
     }
 
+    Angles<D> angles;
+    load_angles(angles, row, seq_len, with);
 #pragma unroll
     for (int h = 0; h < 2; h++)
         if (row + 8 * h < seq_len)
             store_gradient<H, D, G::EXACT>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * d, dq[0], h,
-                                           scale, row + 8 * h, d, with);
+                                           scale, d, angles, with);
 }
 
 }  // namespace tensor

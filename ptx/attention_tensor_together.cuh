@@ -118,8 +118,8 @@ __device__ __forceinline__ void row_dots(float (&result)[2], const typename H::E
                                          const typename H::Element* o, size_t stride, int count) {
     constexpr int WORDS = D / 8, ROWS = 32 / WORDS, PASSES = 16 / ROWS, PER_HALF = PASSES / 2;
     const int lane = threadIdx.x & 31;
-    // Loads of some passes are under way at once.
-    constexpr int AT_ONCE = PASSES < 4 ? PASSES : 4;
+    // Loads of all passes are under way at once, of tf32 those of as many as registers hold.
+    constexpr int AT_ONCE = H::STEP == 16 || PASSES < 4 ? PASSES : 4;
     float sum[PASSES];
 #pragma unroll
     for (int first = 0; first < PASSES; first += AT_ONCE) {
@@ -152,16 +152,33 @@ __device__ __forceinline__ void row_dots(float (&result)[2], const typename H::E
         }
 }
 
-// As store_row for a whole head, then the rotation back of what was stored: `angles` are those of the row's position,
-// a cosine and a sine for each pair of columns i and i + D / 2, which the lane has both.
+// The angles of a lane's two rows, a cosine and a sine for each pair of columns i and i + D / 2, of which the lane has
+// both. All are loaded before anything is stored, so that no load waits for a store.
+template <int D>
+struct Angles {
+    float4 of[2][D / 16];
+
+    __device__ __forceinline__ void load(const float* table, int row, int seq_len) {
+        const float* const from = table + (size_t)row * D + 4 * (threadIdx.x & 3);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                of[h][n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (row + 8 * h < seq_len) of[h][n] = __ldg((const float4*)(from + 8 * h * D + 16 * n));
+            }
+    }
+};
+
+// As store_row for a whole head, then the rotation back of what was stored.
 template <class H, int D>
 __device__ __forceinline__ void store_turned(typename H::Element* to, const float (&acc)[D / 8][4], int half,
-                                             float factor, const float* angles) {
+                                             float factor, const Angles<D>& angles) {
     const int column = 2 * (threadIdx.x & 3);
 #pragma unroll
     for (int n = 0; n < D / 16; n++) {
         const int c = 8 * n + column, e = 2 * half;
-        const float4 angle = contract::load4(angles + 2 * c);
+        const float4 angle = angles.of[half][n];
         float a[2], b[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -185,13 +202,20 @@ __device__ __forceinline__ void store_turned(typename H::Element* to, const floa
     }
 }
 
-// A row of a gradient that may be rotated back, at `position` of its sequence.
+// Loads the angles of the lane's rows from `row` on where they will be asked for.
+template <int D, class With>
+__device__ __forceinline__ void load_angles(Angles<D>& angles, int row, int seq_len, const With& with) {
+    if constexpr (With::TURN)
+        if (with.turned) angles.load(with.table, row, seq_len);
+}
+
+// A row of a gradient that may be rotated back.
 template <class H, int D, bool EXACT, class With>
 __device__ __forceinline__ void store_gradient(typename H::Element* to, const float (&acc)[D / 8][4], int half,
-                                               float factor, int position, int dim, const With& with) {
+                                               float factor, int dim, const Angles<D>& angles, const With& with) {
     if constexpr (With::TURN) {
         if (with.turned) {
-            store_turned<H, D>(to, acc, half, factor, with.table + (size_t)position * D);
+            store_turned<H, D>(to, acc, half, factor, angles);
             return;
         }
     }

@@ -143,6 +143,8 @@ __device__ __forceinline__ void group_grad_key_value(const typename F::H::Elemen
         else if (tile > own)
             attend(No{}, step, tile);
     }
+    Angles<D> angles;
+    if (own < all) load_angles(angles, row, seq_len, with);
     wait_products<0>();
     settled(dk);
     settled(dv);
@@ -150,7 +152,7 @@ __device__ __forceinline__ void group_grad_key_value(const typename F::H::Elemen
     for (int h = 0; h < 2; h++) {
         if (own >= all || row + 8 * h >= seq_len) continue;
         Element* const to = dqkv + (sequence + row + 8 * h) * columns;
-        store_gradient<H, D, true>(to + key_column, dk, h, scale, row + 8 * h, D, with);
+        store_gradient<H, D, true>(to + key_column, dk, h, scale, D, angles, with);
         store_row<H, D, true>(to + value_column, dv, h, 1.0f, 0, D);
     }
 }

@@ -126,14 +126,16 @@ __device__ __forceinline__ void group_grad_query(const typename F::H::Element* q
         add_tile<H>(dq, ds, keys);
         commit_products();
     }
+    Angles<D> angles;
+    if (own >= 0) load_angles(angles, row, seq_len, with);
     wait_products<0>();
     settled(dq);
     if (own < 0) return;
 #pragma unroll
     for (int h = 0; h < 2; h++)
         if (row + 8 * h < seq_len)
-            store_gradient<H, D, true>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * D, dq, h, scale,
-                                       row + 8 * h, D, with);
+            store_gradient<H, D, true>(dqkv + (sequence + row + 8 * h) * columns + (size_t)head * D, dq, h, scale, D,
+                                       angles, with);
 }
 
 }  // namespace tensor
