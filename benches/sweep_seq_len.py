@@ -5,7 +5,7 @@
 
 BITSTEP is the built program. FILE.jsonl gets each raw line; FILE.svg shows milliseconds over positions, both axes by powers
 of two, beside the line of a time that is proportional to the first. The time is the graph's by the device's clock where
-the device has one, else the caller's.
+the device has one, else the caller's. Half of a run's time is its longest sequence's; few steps are enough, as they spread little.
 """
 
 import argparse
@@ -88,17 +88,18 @@ def main():
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512 << i for i in range(7)])
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=4)
     arguments = parser.parse_args()
     points = []
     with tempfile.TemporaryDirectory() as folder:
+        name = arguments.recipe.stem
+        title = f"{name}, {arguments.layers} layers, batch {arguments.batch}: milliseconds a step"
         for seq_len in sorted(arguments.lengths):
             ms = measured(arguments, seq_len, folder)
             points.append((seq_len, ms))
             print(f"{seq_len:>6} positions  {ms:>10.3f} ms  {1e3 * ms / seq_len:>8.3f} us a position", flush=True)
-    name = arguments.recipe.stem
-    title = f"{name}, {arguments.layers} layers, batch {arguments.batch}: milliseconds a step"
-    arguments.plot.write_text(plot(points, title))
+            # After each length, so that a run that is cut short leaves the plot of what it has measured.
+            arguments.plot.write_text(plot(points, title))
 
 
 if __name__ == "__main__":

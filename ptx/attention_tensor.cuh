@@ -12,6 +12,7 @@
 
 #include "async.cuh"
 #include "contract.cuh"
+#include "softmax.cuh"
 
 namespace tensor {
 
@@ -172,46 +173,11 @@ __device__ __forceinline__ void operand(unsigned (&a)[4], const float (&s)[N][4]
     }
 }
 
-// a · b + c, then moved to the nearer end of 0 to 1; a NaN becomes 0.
-__device__ __forceinline__ float saturated(float a, float b, float c) {
-#ifdef BITSTEP_HOST
-    const float x = __fmaf_rn(a, b, c), least = x > 0.0f ? x : 0.0f;
-    return least < 1.0f ? least : 1.0f;
-#else
-    float x;
-    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(x) : "f"(a), "f"(b), "f"(c));
-    return x;
-#endif
-}
-
-// src/num/elementary/weight.rs, for u from 0 to 1.
-__device__ __forceinline__ float weight(float u) {
-    const float t = __fsub_rn(98304.0f, u), g = __fadd_rn(u, __fsub_rn(t, 98304.0f));
-    float q = __fmaf_rn(contract::from_bits(0x4a9d0166u), g, contract::from_bits(0xc864fe23u));
-    q = __fmaf_rn(q, g, contract::from_bits(0x45f601bcu));
-    q = __fmaf_rn(q, g, contract::from_bits(0xc3317096u));
-    q = __fmaf_rn(q, g, 2.0f);
-    return contract::from_bits(contract::to_bits(q) + (contract::to_bits(t) << 23));
-}
-
-// src/num/softmax.rs, as the next two: `minus_k` is the score's factor, negated.
-__device__ __forceinline__ float score_weight(float s, float minus_k, float reference) {
-    return weight(saturated(s, minus_k, reference));
-}
-
-// Whether a score is not below a row's reference.
-__device__ __forceinline__ bool passes(float score, float minus_k, float reference) {
-    return !(contract::negate(__fmul_rn(score, minus_k)) <= reference);
-}
-
-// Raises the reference to the row's greatest score; a row's sums become fma(sum, factor, addend).
-__device__ __forceinline__ void raise(float& reference, float& factor, float& addend, float top, float minus_k) {
-    const float y = contract::negate(__fmul_rn(top, minus_k));
-    const float raised = __fsub_rn(__fadd_rn(__fadd_rn(y, 0.015625f), 393216.0f), 393216.0f);
-    factor = __fmul_rn(0.5f, weight(saturated(__fsub_rn(raised, reference), 1.0f, 0.0f)));
-    addend = __fsub_rn(y, y);
-    reference = raised;
-}
+using softmax::passes;
+using softmax::raise;
+using softmax::saturated;
+using softmax::score_weight;
+using softmax::weight;
 
 __device__ __forceinline__ float row_statistic(float reference, float sum) {
     return contract::canonical_nan(sum, __fmaf_rn(contract::log(sum), contract::from_bits(LOG2_E_UNIT), reference));

@@ -15,11 +15,10 @@ namespace cross_entropy {
 
 // Logits that share a reference; the contract's.
 constexpr unsigned TILE = 8192;
-// Threads of a block of `block_rows`. Each serves two neighbouring lanes in a part of a tile's rows of 256 logits.
-constexpr unsigned THREADS = 256;
-constexpr unsigned PAIRS = LANES / 2;
-constexpr unsigned PARTS = THREADS / PAIRS;
-constexpr unsigned ROWS = TILE / LANES / PARTS;
+// Threads of a block of `block_rows`. Each serves one lane in a part of a tile's rows of 256 logits.
+constexpr unsigned THREADS = 512;
+constexpr unsigned PARTS = THREADS / LANES;
+constexpr unsigned ROWS = TILE / THREADS;
 // Octets of a thread in a tile.
 constexpr unsigned OCTETS = TILE / 8 / THREADS;
 // Tiles of the next row that are under way while one is worked on.
@@ -149,12 +148,6 @@ __device__ __forceinline__ unsigned absent()
     return narrow::round2(MINUS_INFINITY, MINUS_INFINITY, H());
 }
 
-template <typename H>
-__device__ __forceinline__ unsigned& word_at(H* p)
-{
-    return *reinterpret_cast<unsigned*>(p);
-}
-
 // The greatest of both halves of words, taken up octet by octet; a NaN if one is.
 template <typename H>
 struct Top {
@@ -195,8 +188,8 @@ __device__ __forceinline__ uint4 scaled_octet(uint4 weights, float factor, bool 
 
 // What the threads of a block share about the row they take in and the one that leaves.
 struct Shared {
-    // The sums of the row's tiles so far, lane by lane.
-    float2 lanes[PAIRS];
+    // The sums of the row's tiles so far; read by pairs too.
+    __align__(8) float lanes[LANES];
     // Beside which the weights of each tile are.
     float references[MOST_TILES];
     // What each tile of the leaving row is multiplied by.
@@ -204,11 +197,8 @@ struct Shared {
     int warps[THREADS / 32];
 };
 
-// The place of this thread's first word in a tile, of two logits; the others stand LANES apart.
-__device__ __forceinline__ unsigned first_word()
-{
-    return threadIdx.x / PAIRS * ROWS * LANES + 2 * (threadIdx.x % PAIRS);
-}
+// The place of this thread's first logit in a tile; the others stand LANES apart.
+__device__ __forceinline__ unsigned first_place() { return threadIdx.x / LANES * ROWS * LANES + threadIdx.x % LANES; }
 // `count` less `at`, and zero where that would be negative.
 __device__ __forceinline__ unsigned left_of(unsigned count, unsigned at) { return at < count ? count - at : 0; }
 
@@ -224,34 +214,24 @@ __device__ __forceinline__ float take_top(float top, unsigned tile, Reference& r
     return top;
 }
 
-// Adds this thread's logits of a tile to the lanes' sums and makes them weights, rounded; one barrier. Behind the
-// row's end stand logits of minus infinity: their weight of +0.0 changes no sum that began at +0.0.
-template <typename H>
-__device__ __forceinline__ void add_tile(unsigned (&words)[ROWS], bool first, const Reference& reference, Shared& shared)
+// Adds this thread's weights of a tile to its lane's sum; one barrier. Behind the row's end stand weights of +0.0, which
+// change no sum that began at +0.0.
+__device__ __forceinline__ void add_weights(const float (&w)[ROWS], bool first, const Reference& reference, Shared& shared)
 {
-    const unsigned pair = threadIdx.x % PAIRS, part = threadIdx.x / PAIRS;
-    float2 w[ROWS];
-#pragma unroll
-    for (unsigned i = 0; i < ROWS; i++) {
-        const float2 x = narrow::widen2(words[i], H());
-        w[i] = make_float2(weight_of(x.x, reference.at), weight_of(x.y, reference.at));
-        words[i] = narrow::round2(lifted(w[i].x, H()), lifted(w[i].y, H()), H());
-    }
+    const unsigned lane = threadIdx.x % LANES, part = threadIdx.x / LANES;
 #pragma unroll
     for (unsigned p = 0; p < PARTS; p++) {
         if (p > 0) {
             __syncthreads();
         }
         if (part == p) {
-            float2 sum = first && p == 0 ? make_float2(0.0f, 0.0f) : shared.lanes[pair];
-            if (p == 0) {
-                sum = make_float2(reference.moved(sum.x), reference.moved(sum.y));
-            }
+            float sum = first && p == 0 ? 0.0f : shared.lanes[lane];
+            sum = p == 0 ? reference.moved(sum) : sum;
 #pragma unroll
             for (unsigned i = 0; i < ROWS; i++) {
-                sum = make_float2(__fadd_rn(sum.x, w[i].x), __fadd_rn(sum.y, w[i].y));
+                sum = __fadd_rn(sum, w[i]);
             }
-            shared.lanes[pair] = sum;
+            shared.lanes[lane] = sum;
         }
     }
 }
@@ -272,51 +252,45 @@ __device__ __forceinline__ float take_kept_tile(H* logits, unsigned count, unsig
         }
     }
     const float tile_top = take_top(top.value(), tile, reference, shared);
-    H* const in = logits + first_word();
-    const unsigned left = left_of(count, first_word());
-    unsigned words[ROWS];
+    H* const in = logits + first_place();
+    const unsigned left = left_of(count, first_place());
+    float w[ROWS];
 #pragma unroll
     for (unsigned i = 0; i < ROWS; i++) {
-        words[i] = WHOLE || i * LANES < left ? word_at(in + i * LANES) : absent<H>();
+        w[i] = weight_of(WHOLE || i * LANES < left ? narrow::widen(in[i * LANES]) : MINUS_INFINITY, reference.at);
     }
-    add_tile<H>(words, tile == 0, reference, shared);
 #pragma unroll
-    for (unsigned i = 0; i < ROWS; i++) {
+    for (unsigned i = 0; i < ROWS; i += 2) {
+        const unsigned word = narrow::round2(lifted(w[i], H()), lifted(w[i + 1], H()), H());
         if (WHOLE || i * LANES < left) {
-            word_at(in + i * LANES) = words[i];
+            in[i * LANES] = H{(unsigned short)word};
+        }
+        if (WHOLE || (i + 1) * LANES < left) {
+            in[(i + 1) * LANES] = H{(unsigned short)(word >> 16)};
         }
     }
+    add_weights(w, tile == 0, reference, shared);
     return tile_top;
 }
 
-// The gradient of a tile of weights leaves to `due`, and the next row's tile comes into its place from `next`; either
-// pointer may be null.
+// The gradient of a tile of weights leaves to `due` if `leaves`, and the next row's tile comes into its place from `next` if
+// `comes`. (Pointers that may be null make stores by generic addresses, which order every other access to memory.)
 template <typename H>
-__device__ __forceinline__ void exchange_tile(H* place, H* due, const H* next, unsigned count, float factor, bool plain)
+__device__ __forceinline__ void exchange_tile(H* place, H* due, bool leaves, const H* next, bool comes, unsigned count,
+                                              float factor, bool plain)
 {
-    if (due && next && plain && count >= TILE) {
-        place += 8 * threadIdx.x, due += 8 * threadIdx.x, next += 8 * threadIdx.x;
-        uint4 x[OCTETS];
+    place += 8 * threadIdx.x, due += 8 * threadIdx.x, next += 8 * threadIdx.x;
+    const unsigned left = left_of(count, 8 * threadIdx.x);
 #pragma unroll
-        for (unsigned i = 0; i < OCTETS; i++) {
-            x[i] = octet_at(place + 8 * i * THREADS);
-        }
-#pragma unroll
-        for (unsigned i = 0; i < OCTETS; i++) {
-            octet_at(due + 8 * i * THREADS) = scaled_octet<H>(x[i], factor, true);
-        }
-#pragma unroll
-        for (unsigned i = 0; i < OCTETS; i++) {
-            copy_octet(place + 8 * i * THREADS, next + 8 * i * THREADS);
-        }
-        return;
-    }
-    for (unsigned at = 8 * threadIdx.x; at < count && at < TILE; at += 8 * THREADS) {
-        if (due) {
-            octet_at(due + at) = scaled_octet<H>(octet_at(place + at), factor, plain);
-        }
-        if (next) {
-            copy_octet(place + at, next + at);
+    for (unsigned i = 0; i < OCTETS; i++) {
+        const unsigned at = 8 * i * THREADS;
+        if (at < left) {
+            if (leaves) {
+                octet_at(due + at) = scaled_octet<H>(octet_at(place + at), factor, plain);
+            }
+            if (comes) {
+                copy_octet(place + at, next + at);
+            }
         }
     }
 }
@@ -371,38 +345,79 @@ __device__ __forceinline__ void prefetch(const H* p)
 }
 
 // The part of a row behind what shared memory keeps, in registers: at most TILES tiles, logits at first, then weights.
+// Here a thread serves two neighbouring lanes, so that a word is loaded and stored as it is kept.
 template <unsigned TILES, typename H>
 struct Tail {
-    // As many as there are, and never none, which no compiler would take.
-    unsigned words[TILES == 0 ? 1 : TILES][ROWS];
+    static constexpr unsigned PAIRS = LANES / 2;
+    static constexpr unsigned PAIR_PARTS = THREADS / PAIRS;
+    static constexpr unsigned WORDS = TILE / 2 / THREADS;
+    // No compiler takes an array of none.
+    unsigned words[TILES == 0 ? 1 : TILES][WORDS];
+
+    // The place of this thread's first word in a tile; the others stand LANES apart.
+    static __device__ __forceinline__ unsigned place()
+    {
+        return threadIdx.x / PAIRS * WORDS * LANES + 2 * (threadIdx.x % PAIRS);
+    }
+    // The thread that holds element `at` of a tile.
+    static __device__ __forceinline__ unsigned owner(unsigned at) { return at / LANES / WORDS * PAIRS + at % LANES / 2; }
 
     // The tile of `row` that begins at `start`.
-    __device__ __forceinline__ void load(unsigned k, H* row, unsigned start, unsigned vocab)
+    __device__ __forceinline__ void load(unsigned k, const H* row, unsigned start, unsigned vocab)
     {
-        H* const in = row + start + first_word();
-        const unsigned left = left_of(vocab, start + first_word());
+        const H* const in = row + start + place();
+        const unsigned left = left_of(vocab, start + place());
 #pragma unroll
-        for (unsigned i = 0; i < ROWS; i++) {
-            words[k][i] = i * LANES < left ? word_at(in + i * LANES) : absent<H>();
+        for (unsigned i = 0; i < WORDS; i++) {
+            words[k][i] = i * LANES < left ? *reinterpret_cast<const unsigned*>(in + i * LANES) : absent<H>();
         }
     }
     __device__ __forceinline__ float top(unsigned k) const
     {
         Top<H> top;
 #pragma unroll
-        for (unsigned i = 0; i < ROWS; i++) {
+        for (unsigned i = 0; i < WORDS; i++) {
             top.take(words[k][i]);
         }
         return top.value();
     }
+    // Its logits become weights, rounded, which are added to the lanes' sums. `first`: there are none yet.
+    __device__ __forceinline__ void take(unsigned k, const Reference& reference, bool first, Shared& shared)
+    {
+        float2 w[WORDS];
+#pragma unroll
+        for (unsigned i = 0; i < WORDS; i++) {
+            const float2 x = narrow::widen2(words[k][i], H());
+            w[i] = make_float2(weight_of(x.x, reference.at), weight_of(x.y, reference.at));
+            words[k][i] = narrow::round2(lifted(w[i].x, H()), lifted(w[i].y, H()), H());
+        }
+        float2& lanes = reinterpret_cast<float2*>(shared.lanes)[threadIdx.x % PAIRS];
+#pragma unroll
+        for (unsigned p = 0; p < PAIR_PARTS; p++) {
+            if (p > 0) {
+                __syncthreads();
+            }
+            if (threadIdx.x / PAIRS == p) {
+                float2 sum = first && p == 0 ? make_float2(0.0f, 0.0f) : lanes;
+                if (p == 0) {
+                    sum = make_float2(reference.moved(sum.x), reference.moved(sum.y));
+                }
+#pragma unroll
+                for (unsigned i = 0; i < WORDS; i++) {
+                    sum = make_float2(__fadd_rn(sum.x, w[i].x), __fadd_rn(sum.y, w[i].y));
+                }
+                lanes = sum;
+            }
+        }
+    }
     __device__ __forceinline__ void leave(unsigned k, H* row, unsigned start, unsigned vocab, float factor, bool plain) const
     {
-        H* const out = row + start + first_word();
-        const unsigned left = left_of(vocab, start + first_word());
+        H* const out = row + start + place();
+        const unsigned left = left_of(vocab, start + place());
 #pragma unroll
-        for (unsigned i = 0; i < ROWS; i++) {
+        for (unsigned i = 0; i < WORDS; i++) {
             if (i * LANES < left) {
-                word_at(out + i * LANES) = scaled_pair<H>(words[k][i], factor, plain);
+                *reinterpret_cast<unsigned*>(out + i * LANES) = scaled_pair<H>(words[k][i], factor, plain);
             }
         }
     }
@@ -411,7 +426,8 @@ struct Tail {
 // The row whose gradient is due.
 template <typename H>
 struct Due {
-    // Null for none.
+    // Whether there is one.
+    bool any;
     H* row;
     unsigned target;
     float target_gradient;
@@ -423,8 +439,8 @@ struct Due {
     __device__ __forceinline__ void correct(unsigned kept) const
     {
         const unsigned at = target % TILE;
-        const unsigned by_octets = at / 8 % THREADS, by_words = at / LANES / ROWS * PAIRS + at % LANES / 2;
-        if (row && threadIdx.x == (target < kept ? by_octets : by_words)) {
+        const unsigned by_octets = at / 8 % THREADS;
+        if (any && threadIdx.x == (target < kept ? by_octets : Tail<1, H>::owner(at))) {
             row[target] = narrow::narrowed<H>(target_gradient);
         }
     }
@@ -443,34 +459,35 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
     const unsigned tiles = (kept + TILE - 1) / TILE, all = (vocab + TILE - 1) / TILE;
     const float inv = c.scalars[INV_NORMALISER], scale = scale_of<SCALED>(c);
     Tail<TAIL, H> tail;
-    Due<H> due = {nullptr, 0, 0.0f, false};
+    Due<H> due = {false, c.logits, 0, 0.0f, false};
     for (unsigned r = blockIdx.x;; r += gridDim.x) {
         int target = -1;
         r = next_row<THREADS, 8>(c, r, target);
-        H* next = r < c.rows ? c.logits + (size_t)r * vocab : nullptr;
-        const float x_target = next ? narrow::widen(next[target]) : 0.0f;
-        const float weight = next ? c.weights[r] : 0.0f;
+        const bool comes = r < c.rows;
+        H* const next = c.logits + (comes ? (size_t)r * vocab : 0);
+        const float x_target = comes ? narrow::widen(next[target]) : 0.0f;
+        const float weight = comes ? c.weights[r] : 0.0f;
         Reference reference;
         float max = MINUS_INFINITY;
         for (unsigned s = 0; s < tiles + AHEAD; s++) {
             const unsigned start = s * TILE;
             if (s < tiles) {
-                exchange_tile<H>(cache + start, due.row ? due.row + start : nullptr, next ? next + start : nullptr,
-                                 kept - start, due.row ? shared.factors[s] : 0.0f, due.plain);
+                exchange_tile<H>(cache + start, due.row + start, due.any, next + start, comes, kept - start,
+                                 due.any ? shared.factors[s] : 0.0f, due.plain);
             }
             copy_async_commit();
             if (TAIL > 0 && s + 1 == AHEAD) {
 #pragma unroll
                 for (unsigned k = 0; k < TAIL; k++) {
-                    if (due.row && tiles + k < all) {
+                    if (due.any && tiles + k < all) {
                         tail.leave(k, due.row, (tiles + k) * TILE, vocab, shared.factors[tiles + k], due.plain);
                     }
                 }
-                for (unsigned at = kept + 64 * t; next && at < vocab; at += 64 * THREADS) {
+                for (unsigned at = kept + 64 * t; comes && at < vocab; at += 64 * THREADS) {
                     prefetch(next + at);
                 }
             }
-            if (next && s >= AHEAD) {
+            if (comes && s >= AHEAD) {
                 copy_async_wait<AHEAD>();
                 const unsigned tile = s - AHEAD, first = tile * TILE;
                 const float top = kept - first >= TILE
@@ -480,7 +497,7 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
             }
         }
         due.correct(kept);
-        if (!next) {
+        if (!comes) {
             return;
         }
         if (TAIL > 0) {
@@ -494,11 +511,11 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
                     tail.load(k + 1, next, (tile + 1) * TILE, vocab);
                 }
                 max = greater_or_nan(max, take_top(tail.top(k), tile, reference, shared));
-                add_tile<H>(tail.words[k], tile == 0, reference, shared);
+                tail.take(k, reference, tile == 0, shared);
             }
         }
         __syncthreads();
-        const float sum = contract::fold_shared(reinterpret_cast<const float*>(shared.lanes));
+        const float sum = contract::fold_shared(shared.lanes);
         const Softmax<SCALED, H> row(reference.at, sum, x_target, weight, inv, scale);
         if (!row.ordinary) {
             max = greatest_number<THREADS / 32>(next, vocab, shared.warps);
@@ -508,7 +525,7 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
             c.row_hit[r] = x_target == max;
         }
         if (c.gradient) {
-            due = {next, (unsigned)target, row.target_gradient, is_finite(row.factor)};
+            due = {true, next, (unsigned)target, row.target_gradient, is_finite(row.factor)};
             for (unsigned i = t; i < all; i += THREADS) {
                 const float moved = softmax::half_weight(__fsub_rn(reference.at, shared.references[i]));
                 shared.factors[i] = __fmul_rn(row.factor, moved);

@@ -1,5 +1,5 @@
 // dx[t, i] (+)= sum_k ds[t, k] * a[k, i], one chain of f16 steps over ascending k.
-#include "lora_strip.cuh"
+#include "lora_tensor.cuh"
 
 #define DOWN_GRAD(NAME, TILE, VECTORS)                                                                           \
     extern "C" __global__ void __launch_bounds__(TILE::THREADS, 4)                                               \
@@ -8,15 +8,8 @@
         lora_down_grad_tile<TILE, VECTORS>(ds, a, dx, rows, n_in, ranks, add != 0);                              \
     }
 
-#define DOWN_GRAD_STRIP(NAME, TILE)                                                                              \
-    extern "C" __global__ void __launch_bounds__(TILE::THREADS, 4)                                               \
-        lora_down_grad_input_f16##NAME(const unsigned short* __restrict__ ds, const unsigned short* __restrict__ a,   \
-                     unsigned short* dx, unsigned rows, unsigned n_in, unsigned ranks, unsigned add) {                      \
-        lora_down_grad_strip<TILE>(ds, a, dx, rows, n_in, ranks, add != 0);                                      \
-    }
-
-using Strip32x64 = Strip<F16, 2, 4, 2>;
+using Tile64x64 = TensorTile<F16, 64, 64, 2, 2, 2, Inner::K, Inner::OUTER, true>;
 using Tile64x64Any = TensorTile<F16, 64, 64, 2, 2, 2, Inner::K, Inner::OUTER, false>;
 
-DOWN_GRAD_STRIP(, Strip32x64)
+DOWN_GRAD(, Tile64x64, true)
 DOWN_GRAD(_any, Tile64x64Any, false)

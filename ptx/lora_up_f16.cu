@@ -1,6 +1,6 @@
 // y[t, first + o] = fma(scale, sum_k s[t, part * rank + k] * b[row + o, k], y[t, first + o]), one chain of f16 steps over
 // ascending k, for the columns of up to four parts.
-#include "lora_strip.cuh"
+#include "lora_tensor.cuh"
 
 #define UP(NAME, TILE, VECTORS)                                                                                  \
     extern "C" __global__ void __launch_bounds__(TILE::THREADS, 4)                                               \
@@ -9,15 +9,8 @@
         lora_up_tile<TILE, VECTORS>(s, b, y, rows, Ranks{rank, ranks, n_out}, scale, PARTS_GIVEN);               \
     }
 
-#define UP_STRIP(NAME, TILE)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(TILE::THREADS, 4)                                               \
-        lora_up_f16##NAME(const unsigned short* __restrict__ s, const unsigned short* __restrict__ b, unsigned short* y,       \
-                     unsigned rows, unsigned rank, unsigned ranks, unsigned n_out, float scale, PARTS_PARAMETERS) { \
-        lora_up_strip<TILE>(s, b, y, rows, Ranks{rank, ranks, n_out}, scale, PARTS_GIVEN);                       \
-    }
-
-using Strip32x64 = Strip<F16, 2, 4, 2>;
+using Tile64x64 = TensorTile<F16, 64, 64, 2, 2, 2, Inner::K, Inner::K, true>;
 using Tile64x64Any = TensorTile<F16, 64, 64, 2, 2, 2, Inner::K, Inner::K, false>;
 
-UP_STRIP(, Strip32x64)
+UP(, Tile64x64, true)
 UP(_any, Tile64x64Any, false)

@@ -159,9 +159,10 @@ struct Columns {
     /// From the row of the tile's first position; `count` positions. d_state is 4 G, so the rows of global and of shared
     /// memory are the same.
     __device__ __forceinline__ void fetch(const T* bc, unsigned count, bool whole) {
+        const unsigned thread = thread_again();
 #pragma unroll
         for (unsigned i = 0; i < EACH; ++i) {
-            const unsigned at = 4 * (threadIdx.x + i * THREADS);
+            const unsigned at = 4 * (thread + i * THREADS);
             if (at < count * Roles<G>::COLUMNS) part[i] = quads::fetch(bc + at, 4, whole);
         }
     }

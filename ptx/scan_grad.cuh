@@ -22,19 +22,20 @@ struct Pass {
     const Backward<T>& at;
     const Sizes& sizes;
     Shared<G>& shared;
+    bool restore;
     unsigned first, channel, group, rows;
     Rates<RAGGED> weights;
 
-    __device__ __forceinline__ Pass(const Backward<T>& at, const Sizes& sizes, Shared<G>& shared)
-        : at(at), sizes(sizes), shared(shared), first(blockIdx.x * R::CHANNELS), channel(R::channel()), group(R::group()),
+    __device__ __forceinline__ Pass(const Backward<T>& at, const Sizes& sizes, Shared<G>& shared, bool restore)
+        : at(at), sizes(sizes), shared(shared), restore(restore), first(blockIdx.x * R::CHANNELS), channel(R::channel()), group(R::group()),
           rows(blockIdx.y * sizes.seq_len),
           weights(at.a_log, ((size_t)first + channel) * sizes.d_state + OWN * group, OWN * group, sizes.d_state,
                   first + channel < sizes.d_inner) {}
 
     /// The part of the shared memory that this thread keeps numbers in.
     __device__ __forceinline__ float4* decays(unsigned p) { return &kept[p * THREADS + threadIdx.x]; }
-    __device__ __forceinline__ float4& of_quad(unsigned i, unsigned which) { return kept[(TILE + 3 * i + which) * THREADS + threadIdx.x]; }
-    __device__ __forceinline__ float4& before(unsigned tile) { return kept[(TILE + 3 * R::EACH + tile) * THREADS + threadIdx.x]; }
+    __device__ __forceinline__ float4& of_quad(unsigned i, unsigned which) { return kept[(TILE + 4 * i + which) * THREADS + threadIdx.x]; }
+    __device__ __forceinline__ float4& before(unsigned tile) { return kept[(TILE + 4 * R::EACH + tile) * THREADS + threadIdx.x]; }
 
     /// What the states take of a tile: positions `0 .. count` from `t` on.
     __device__ __forceinline__ void stage(const TileInputs<G, T>& inputs, const Columns<G, T>& bc, unsigned t, unsigned count) {
@@ -51,12 +52,13 @@ struct Pass {
             const Quad u = quads::widen<T>(inputs.u[i]), dt = quads::widen<T>(inputs.dt[i]);
             const Quad z = quads::widen<T>(inputs.z[i]);
             const Quad dout = quads::widen<T>(inputs.dout[i]);
-            float gate_slope[4], step_slope[4];
+            float gate_slope[4], step_slope[4], gate[4];
 #pragma unroll
             for (unsigned k = 0; k < 4; ++k) {
                 const float raw = __fadd_rn(dt.v[k], shared.bias[R::quad(i) + k]);
                 const float delta = contract::softplus(raw), s = gates::sigmoid(z.v[k]);
-                const float dy = __fmul_rn(dout.v[k], __fmul_rn(z.v[k], s));
+                gate[k] = __fmul_rn(z.v[k], s);
+                const float dy = __fmul_rn(dout.v[k], gate[k]);
                 step_slope[k] = gates::sigmoid(raw);
                 gate_slope[k] = __fmul_rn(s, __fmaf_rn(z.v[k], __fsub_rn(1.0f, s), 1.0f));
                 to[k] = make_float4(delta, __fmul_rn(delta, u.v[k]), dy, u.v[k]);
@@ -64,6 +66,7 @@ struct Pass {
             of_quad(i, 0) = four(dout.v);
             of_quad(i, 1) = four(gate_slope);
             of_quad(i, 2) = four(step_slope);
+            if (restore) of_quad(i, 3) = four(gate);
             if (sizes.whole) continue;
 #pragma unroll
             for (unsigned k = 0; k < 4; ++k)
@@ -259,7 +262,8 @@ struct Pass {
             const Quad ys = quad_of(&shared.sums[0][p][quad]), ps = quad_of(&shared.sums[1][p][quad]);
             const Quad qs = quad_of(&shared.sums[2][p][quad]), skip = quad_of(&shared.skip[quad]);
             const Quad dout = quad_of(&of_quad(i, 0).x), gate_slope = quad_of(&of_quad(i, 1).x), step_slope = quad_of(&of_quad(i, 2).x);
-            Quad du, ddt, dz, dy, u;
+            Quad du, ddt, dz, dy, u, out;
+            if (restore) out = quad_of(&of_quad(i, 3).x);
 #pragma unroll
             for (unsigned k = 0; k < 4; ++k) {
                 const float4 given = shared.given[p][quad + k];
@@ -268,6 +272,7 @@ struct Pass {
                 du.v[k] = __fmaf_rn(skip.v[k], given.z, __fmul_rn(ps.v[k], given.x));
                 ddt.v[k] = __fmul_rn(__fmaf_rn(ps.v[k], given.w, rates), step_slope.v[k]);
                 dz.v[k] = __fmul_rn(__fmul_rn(dout.v[k], y), gate_slope.v[k]);
+                if (restore) out.v[k] = __fmul_rn(y, out.v[k]);
                 dy.v[k] = given.z;
                 u.v[k] = given.w;
             }
@@ -277,6 +282,7 @@ struct Pass {
             const size_t place = (size_t)(rows + t + p) * sizes.d_inner + c;
             quads::put(at.du + place, du, there, sizes.whole);
             quads::put(at.ddt + place, ddt, there, sizes.whole);
+            if (restore) quads::put(at.out + place, out, there, sizes.whole);
             quads::put(at.dxz + (2 * place + sizes.d_inner - c), dz, there, sizes.whole);
         }
         put_partials(t, count);
@@ -297,7 +303,7 @@ struct Pass {
             return;
         }
 #pragma unroll
-        for (unsigned i = 4 * threadIdx.x; i < TILE * R::COLUMNS; i += 4 * THREADS) {
+        for (unsigned i = 4 * thread_again(); i < TILE * R::COLUMNS; i += 4 * THREADS) {
             if (i >= count * R::COLUMNS) continue;
             const float (&warps)[4][R::COLUMNS] = shared.warps[i / R::COLUMNS];
             float4 w[4];
@@ -375,7 +381,7 @@ template <unsigned G, bool RAGGED, typename T>
 __device__ __forceinline__ void backward(const Backward<T>& at, const Sizes& sizes, Flags flags) {
     __shared__ __align__(16) Shared<G> shared;
     const unsigned n = sizes.d_state;
-    Pass<G, RAGGED, T> pass(at, sizes, shared);
+    Pass<G, RAGGED, T> pass(at, sizes, shared, flags.restore);
     if (threadIdx.x < Roles<G>::CHANNELS) {
         const unsigned c = pass.first + threadIdx.x;
         shared.bias[threadIdx.x] = c < sizes.d_inner ? at.dt_bias[c] : 0.0f;
@@ -439,18 +445,18 @@ __device__ __forceinline__ void backward(const Backward<T>& at, const Sizes& siz
 
 }  // namespace scan_grad
 
-/// `flags`: 1 for whole quads, 2 with the gradients of the weights, 4 with that of the first states.
+/// `flags`: 1 for whole quads, 2 with the gradients of the weights, 4 with that of the first states, 8 with `out`.
 #define SCAN_GRAD_ENTRY(NAME, T, G, RAGGED)                                                                            \
-    extern "C" __global__ void __launch_bounds__(128, scan_grad::blocks(G))                                            \
+    extern "C" __global__ void __launch_bounds__(128, scan_grad::blocks<T>(G))                                         \
     NAME(const T* __restrict__ dout, const T* __restrict__ u, const T* __restrict__ dt, const T* __restrict__ bc,      \
          const T* __restrict__ xz, const float* __restrict__ a_log, const float* __restrict__ skip,                    \
          const float* __restrict__ dt_bias, const float* __restrict__ starts, T* __restrict__ du, T* __restrict__ ddt, \
-         T* __restrict__ dxz, float* dstate, float* partial_bc, float* partial_weights, unsigned seq_len,              \
+         T* __restrict__ dxz, float* dstate, T* out, float* partial_bc, float* partial_weights, unsigned seq_len,      \
          unsigned d_inner, unsigned d_state, unsigned chunk, unsigned chunks, unsigned flags) {                        \
-        scan_grad::backward<G, RAGGED, T>({dout, u, dt, bc, xz, a_log, skip, dt_bias, starts, du, ddt, dxz, dstate,    \
+        scan_grad::backward<G, RAGGED, T>({dout, u, dt, bc, xz, a_log, skip, dt_bias, starts, du, ddt, dxz, dstate, out, \
                                            partial_bc, partial_weights},                                               \
                                           {seq_len, d_inner, d_state, chunk, chunks, (flags & 1) != 0},                \
-                                          {(flags & 2) != 0, (flags & 4) != 0});                                       \
+                                          {(flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0});                     \
     }
 
 #define SCAN_GRAD_ENTRIES(STORAGE, T)                   \

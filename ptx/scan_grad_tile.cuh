@@ -11,8 +11,11 @@ __device__ constexpr unsigned HALF = TILE / 2;
 /// Positions whose sums a thread holds at once.
 __device__ constexpr unsigned FOUR = 4;
 
-/// Blocks of a multiprocessor, as their shared memory allows.
-__device__ constexpr unsigned blocks(unsigned g) { return g == 4 || g == 8 ? 3 : 2; }
+/// Blocks of a multiprocessor, as their shared memory and the registers for their elements allow.
+template <typename T>
+__device__ constexpr unsigned blocks(unsigned g) {
+    return g == 4 || (g == 8 && sizeof(T) == 2) ? 3 : 2;
+}
 
 template <typename T>
 struct Backward {
@@ -20,6 +23,7 @@ struct Backward {
     const float *a_log, *skip, *dt_bias, *starts;
     T *du, *ddt, *dxz;
     float* dstate;
+    T* out;
     /// [blocks of channels, rows, 2 d_state].
     float* partial_bc;
     /// [blocks of channels, sequences, numbers of a block]: what scan_grad_fold.cuh says.
@@ -27,7 +31,7 @@ struct Backward {
 };
 
 struct Flags {
-    bool weights, state;
+    bool weights, state, restore;
 };
 
 /// Of a thread's quads of a tile, as stored.
@@ -78,7 +82,7 @@ struct Shared {
 };
 
 /// What a thread keeps in the shared memory behind `Shared`: the decays of a tile, what its gradients take of each of the thread's quads
-/// (`dout` and the slopes of gate and time step), and the states before each tile of a chunk.
+/// (`dout`, the slopes of gate and time step, and the gate), and the states before each tile of a chunk.
 extern __shared__ __align__(16) float4 kept[];
 
 }  // namespace scan_grad

@@ -100,9 +100,9 @@ impl<'a> GradBuilder<'a> {
         }
     }
 
-    /// Marks the output of a call that backward may write again: one that is large enough.
+    /// Marks the first output of a call if backward may write it again: one that is large enough.
     fn mark_restorable(&mut self, call: &OpCall) {
-        let [output] = call.writes[..] else {
+        let Some(&output) = call.writes.first() else {
             return;
         };
         let elements = self.program.slots.spec(output).shape.elements();
@@ -356,6 +356,14 @@ impl<'a> GradBuilder<'a> {
             gradient,
             target,
         });
+    }
+
+    /// A tensor in which backward writes `slot` again.
+    pub fn restored(&mut self, slot: Slot) -> Slot {
+        let spec = self.program.slots.spec(slot).clone();
+        let name = format!("restored.{}", spec.name);
+        let spec = TensorSpec::new(name, spec.shape, spec.dtype, Role::Activation);
+        self.program.slots.add(spec)
     }
 
     /// The calls that wait for `x`; from now on none does.

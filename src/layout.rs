@@ -24,6 +24,11 @@ impl Region {
     pub fn end(&self) -> usize {
         self.offset + self.bytes
     }
+
+    /// Whether the two share a byte.
+    pub fn overlaps(&self, other: &Region) -> bool {
+        self.offset < other.end() && other.offset < self.end()
+    }
 }
 
 /// A call with its operands placed.

@@ -14,6 +14,7 @@ use super::Outcome;
 use super::bench_report::{Digested, Measured, OnDevice};
 use super::bench_stage::Stage;
 use super::device::DeviceArguments;
+use super::form::FormArguments;
 use super::roofline::Limits;
 use crate::any_device::AnyDevice;
 use crate::backend::{ArenaId, Backend};
@@ -48,6 +49,8 @@ pub struct Bench {
     backbone: bool,
     #[command(flatten)]
     device: DeviceArguments,
+    #[command(flatten)]
+    form: FormArguments,
     /// Also give each op's time, bytes and arithmetic, and its share of the device's limit
     #[arg(long)]
     profile: bool,
@@ -59,7 +62,8 @@ pub struct Bench {
 impl Bench {
     /// Measures; `start` is the start of the process.
     pub fn run(self, start: Instant) -> Outcome {
-        let recipe = super::form::in_one_pass(Recipe::from_path(&self.recipe)?);
+        let recipe = self.form.apply(Recipe::from_path(&self.recipe)?)?;
+        let recipe = super::form::in_one_pass(recipe);
         let backend = self.device.open()?;
         let plan = match self.backbone {
             true => backbone_plan_of(&recipe)?,

@@ -79,11 +79,12 @@ fn sizes(op: &Op) -> String {
         let largest = operands.iter().max_by_key(|o| o.shape.elements());
         largest.map_or(String::new(), |o| o.shape.to_string())
     };
-    format!(
-        "{} -> {}",
-        shape(&signature.reads),
-        shape(&signature.writes)
-    )
+    // An op that reads only what it writes has these shapes on both sides.
+    let reads = match signature.reads.is_empty() {
+        true => &signature.writes,
+        false => &signature.reads,
+    };
+    format!("{} -> {}", shape(reads), shape(&signature.writes))
 }
 
 fn gathered(rows: impl Iterator<Item = Row>) -> Vec<Row> {
@@ -162,6 +163,7 @@ mod tests {
     use crate::layout::Region;
     use crate::op::OpCall;
     use crate::op::matmul::Matmul;
+    use crate::op::swiglu::{Output, SwiGluGrad};
     use crate::op::tree_add::TreeAdd;
 
     const LIMITS: Limits = Limits {
@@ -224,6 +226,17 @@ mod tests {
         assert_eq!(ops[0].flop, 2 * 1000 * 1000 * 4);
         let limits: f64 = ops.iter().map(|r| r.limit_ms).sum();
         assert!((limits / limit_ms(&calls, LIMITS) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn an_op_that_reads_what_it_writes_has_sizes_on_both_sides() {
+        let op = SwiGluGrad {
+            math: crate::shape::Math::F32,
+            rows: 4,
+            d_ff: 3,
+            output: Output::Restored,
+        };
+        assert_eq!(sizes(&op.into()), "[4,6] -> [4,6]");
     }
 
     #[test]

@@ -25,12 +25,14 @@ struct Backward<'a> {
     starts: &'a [f32],
 }
 
-/// What a task gives. The first three are [seq_len, channels], `dbc` is [seq_len, 2 d_state] with the
+/// What a task gives. The first four are [seq_len, channels], `dbc` is [seq_len, 2 d_state] with the
 /// tree over the task's channels alone.
 struct Gradients {
     du: Vec<f32>,
     ddt: Vec<f32>,
     dz: Vec<f32>,
+    /// The output of forward.
+    out: Vec<f32>,
     dbc: Vec<f32>,
     /// [channels, d_state].
     da_log: Vec<f32>,
@@ -113,12 +115,13 @@ impl Backward<'_> {
             accumulate(sum.chain(k), h, at.c[k]);
         }
         let y = sum.total();
-        let (mut dy, mut dz) = ([0.0; WIDTH], [0.0; WIDTH]);
+        let (mut dy, mut dz, mut output) = ([0.0; WIDTH], [0.0; WIDTH], [0.0; WIDTH]);
         for j in 0..WIDTH {
             let y = weights.skip[j].mul_add(at.u[j], y[j]);
             let (z, s) = (at.z[j], sigmoid(at.z[j]));
             dy[j] = dout[j] * (z * s);
             dz[j] = (dout[j] * y) * (s * z.mul_add(1.0 - s, 1.0));
+            output[j] = y * (z * s);
         }
         let (mut p, mut q) = (StateSum::new(n), StateSum::new(n));
         let dbc = &mut out.dbc[t * 2 * n..][..2 * n];
@@ -150,7 +153,8 @@ impl Backward<'_> {
         let place = t * part.count..(t + 1) * part.count;
         out.du[place.clone()].copy_from_slice(&du[..part.count]);
         out.ddt[place.clone()].copy_from_slice(&ddt[..part.count]);
-        out.dz[place].copy_from_slice(&dz[..part.count]);
+        out.dz[place.clone()].copy_from_slice(&dz[..part.count]);
+        out.out[place].copy_from_slice(&output[..part.count]);
     }
 }
 
@@ -183,6 +187,7 @@ impl Task for Backward<'_> {
             du: rows(),
             ddt: rows(),
             dz: rows(),
+            out: rows(),
             dbc: vec![0.0; shape.seq_len * 2 * n],
             da_log: Vec::new(),
             dskip: [0.0; WIDTH],
@@ -216,6 +221,7 @@ struct Outputs<'a> {
     /// Of `a_log`, `skip` and `dt_bias`.
     weights: Option<[&'a mut [f32]; 3]>,
     dstate: Option<&'a mut [f32]>,
+    out: Option<&'a mut [f32]>,
 }
 
 impl<'a> Outputs<'a> {
@@ -233,6 +239,13 @@ impl<'a> Outputs<'a> {
                 true => Some(operands.write(4 + 3 * usize::from(op.weight_grad))?),
                 false => None,
             },
+            out: match op.restore {
+                true => {
+                    let more = 3 * usize::from(op.weight_grad) + usize::from(op.state_grad);
+                    Some(operands.write(4 + more)?)
+                }
+                false => None,
+            },
         };
         let (rows, d, n) = (op.shape.rows(), op.shape.d_inner, op.shape.d_state);
         expect_len("du", rows * d, outputs.du.len())?;
@@ -246,6 +259,9 @@ impl<'a> Outputs<'a> {
         }
         if let Some(dstate) = &outputs.dstate {
             expect_len("dstate", op.shape.batch * d * n, dstate.len())?;
+        }
+        if let Some(out) = &outputs.out {
+            expect_len("out", rows * d, out.len())?;
         }
         Ok(outputs)
     }
@@ -267,6 +283,10 @@ impl<'a> Outputs<'a> {
                 place_rows(ddt, d, (part, 0), &found.ddt);
                 let dxz = &mut self.dxz[b * len * 2 * d..][..len * 2 * d];
                 place_rows(dxz, 2 * d, (part, d), &found.dz);
+                if let Some(out) = &mut self.out {
+                    let out = &mut out[b * len * d..][..len * d];
+                    place_rows(out, d, (part, 0), &found.out);
+                }
             }
             let dbc = &mut self.dbc[b * len * 2 * n..][..len * 2 * n];
             for (i, dbc) in dbc.iter_mut().enumerate() {

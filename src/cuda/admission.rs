@@ -53,12 +53,8 @@ impl CudaBackend {
         let mut best = (timed, Provider::Own);
         let candidates = lt.candidates(&product.shape)?;
         for algorithm in self.order_kept(arena, call, &product, candidates)? {
-            self.products.pin(call, Provider::Library(algorithm));
             restore()?;
-            // A candidate that fails to launch is no candidate.
-            if self.issue(arena, call, Lane::Main).is_err()
-                || self.digests(arena, &output)? != expected
-            {
+            if !self.gives(arena, call, algorithm, &expected)? {
                 continue;
             }
             let ms = self.time(arena, best.0, || self.issue(arena, call, Lane::Main))?;
@@ -118,15 +114,25 @@ impl CudaBackend {
         let expected = self.digests(arena, &output)?;
         let mut kept = Vec::new();
         for algorithm in candidates {
-            self.products.pin(call, Provider::Library(algorithm));
             arena.fill(output[0], 0)?;
-            // A candidate that fails to launch is no candidate.
-            let issued = self.issue(arena, call, Lane::Main);
-            if issued.is_ok() && self.digests(arena, &output)? == expected {
+            if self.gives(arena, call, algorithm, &expected)? {
                 kept.push(algorithm);
             }
         }
         Ok(kept)
+    }
+
+    /// Pins an algorithm and runs it once; whether the output then has this digest. One that fails to launch is no candidate.
+    fn gives(
+        &self,
+        arena: &CudaArena,
+        call: &PlacedCall,
+        algorithm: Algorithm,
+        expected: &[blake3::Hash],
+    ) -> Result<bool, DeviceError> {
+        self.products.pin(call, Provider::Library(algorithm));
+        let issued = self.issue(arena, call, Lane::Main);
+        Ok(issued.is_ok() && self.digests(arena, &[call.writes[0]])? == expected)
     }
 
     /// Milliseconds of one call as a graph runs it: among its like, with whatever the library adds to its kernel, and

@@ -13,7 +13,7 @@ use super::attention::{forward, grad_key_value, grad_query};
 use super::attention_tensor::ALIGNMENT;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rows::number;
-use super::together::{Group, overlap};
+use super::together::Group;
 use crate::layout::{PlacedCall, Region};
 use crate::op::Op;
 use crate::op::attention::{AttentionShape, KEY_TILE};
@@ -27,41 +27,23 @@ const MOST_HEADS: usize = 8;
 /// A pass alone, and what serves its neighbours with it.
 type Fused = (&'static str, &'static str);
 
+/// The kernels of a pass in all forms, each with the one whose name ends so.
+macro_rules! in_all_forms {
+    ($pass:literal, $end:literal) => {
+        in_all_forms!($pass, $end, "bf16_d32", "bf16_d64", "bf16_d128", "f16_d32", "f16_d64",
+            "f16_d128", "tf32_d32", "tf32_d64", "tf32_d128", "bf16_sm90a_d64", "bf16_sm90a_d128",
+            "f16_sm90a_d64", "f16_sm90a_d128")
+    };
+    ($pass:literal, $end:literal, $($form:literal),*) => {
+        [$((concat!($pass, $form), concat!($pass, $form, $end))),*]
+    };
+}
+
 /// The kernels of the query pass that compute the dot products and rotate.
-#[rustfmt::skip]
-const QUERY: [Fused; 13] = [
-    ("attention_grad_query_bf16_d32", "attention_grad_query_bf16_d32_with_delta"),
-    ("attention_grad_query_bf16_d64", "attention_grad_query_bf16_d64_with_delta"),
-    ("attention_grad_query_bf16_d128", "attention_grad_query_bf16_d128_with_delta"),
-    ("attention_grad_query_f16_d32", "attention_grad_query_f16_d32_with_delta"),
-    ("attention_grad_query_f16_d64", "attention_grad_query_f16_d64_with_delta"),
-    ("attention_grad_query_f16_d128", "attention_grad_query_f16_d128_with_delta"),
-    ("attention_grad_query_tf32_d32", "attention_grad_query_tf32_d32_with_delta"),
-    ("attention_grad_query_tf32_d64", "attention_grad_query_tf32_d64_with_delta"),
-    ("attention_grad_query_tf32_d128", "attention_grad_query_tf32_d128_with_delta"),
-    ("attention_grad_query_bf16_sm90a_d64", "attention_grad_query_bf16_sm90a_d64_with_delta"),
-    ("attention_grad_query_bf16_sm90a_d128", "attention_grad_query_bf16_sm90a_d128_with_delta"),
-    ("attention_grad_query_f16_sm90a_d64", "attention_grad_query_f16_sm90a_d64_with_delta"),
-    ("attention_grad_query_f16_sm90a_d128", "attention_grad_query_f16_sm90a_d128_with_delta"),
-];
+const QUERY: [Fused; 13] = in_all_forms!("attention_grad_query_", "_with_delta");
 
 /// Those of the key and value pass that rotate.
-#[rustfmt::skip]
-const KEY_VALUE: [Fused; 13] = [
-    ("attention_grad_key_value_bf16_d32", "attention_grad_key_value_bf16_d32_turned"),
-    ("attention_grad_key_value_bf16_d64", "attention_grad_key_value_bf16_d64_turned"),
-    ("attention_grad_key_value_bf16_d128", "attention_grad_key_value_bf16_d128_turned"),
-    ("attention_grad_key_value_f16_d32", "attention_grad_key_value_f16_d32_turned"),
-    ("attention_grad_key_value_f16_d64", "attention_grad_key_value_f16_d64_turned"),
-    ("attention_grad_key_value_f16_d128", "attention_grad_key_value_f16_d128_turned"),
-    ("attention_grad_key_value_tf32_d32", "attention_grad_key_value_tf32_d32_turned"),
-    ("attention_grad_key_value_tf32_d64", "attention_grad_key_value_tf32_d64_turned"),
-    ("attention_grad_key_value_tf32_d128", "attention_grad_key_value_tf32_d128_turned"),
-    ("attention_grad_key_value_bf16_sm90a_d64", "attention_grad_key_value_bf16_sm90a_d64_turned"),
-    ("attention_grad_key_value_bf16_sm90a_d128", "attention_grad_key_value_bf16_sm90a_d128_turned"),
-    ("attention_grad_key_value_f16_sm90a_d64", "attention_grad_key_value_f16_sm90a_d64_turned"),
-    ("attention_grad_key_value_f16_sm90a_d128", "attention_grad_key_value_f16_sm90a_d128_turned"),
-];
+const KEY_VALUE: [Fused; 13] = in_all_forms!("attention_grad_key_value_", "_turned");
 
 /// Those of both passes at once, by the query pass's.
 const BOTH: [Fused; 8] = [
@@ -98,7 +80,7 @@ fn fused(of: &[Fused], entry: &str) -> Option<&'static str> {
 
 /// Whether no two of these regions share a byte with `written`.
 fn apart(written: Region, others: &[Region]) -> bool {
-    !others.iter().any(|other| overlap(&written, other))
+    !others.iter().any(|other| other.overlaps(&written))
 }
 
 /// Whether a rotation of these rows, positions and heads is one of all rows that attention has.

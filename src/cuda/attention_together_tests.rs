@@ -1,16 +1,11 @@
 //! Tests of what attention's gradients serve together: only where it may be.
 
 use super::*;
+use crate::cuda::call::H200;
 use crate::op::OpCall;
 use crate::op::attention::{Attention, AttentionDelta, AttentionGradKeyValue, AttentionGradQuery};
 use crate::op::rope::{Rope, RopeGrad};
 use crate::shape::Math;
-
-const H200: DeviceShape = DeviceShape {
-    multiprocessors: 132,
-    shared_bytes_per_block: 232_448,
-    warpgroups: true,
-};
 
 fn shape(batch: usize, seq_len: usize, head_dim: usize) -> AttentionShape {
     AttentionShape {

@@ -78,3 +78,11 @@ pub struct DeviceShape {
     /// Whether it has the instructions of Hopper's warpgroups, which no other architecture takes.
     pub warpgroups: bool,
 }
+
+/// What tests plan launches for.
+#[cfg(test)]
+pub(super) const H200: DeviceShape = DeviceShape {
+    multiprocessors: 132,
+    shared_bytes_per_block: 232_448,
+    warpgroups: true,
+};

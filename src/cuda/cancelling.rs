@@ -51,17 +51,17 @@ fn operand(
     along: bool,
     value: impl Fn(usize, usize) -> f32,
 ) -> Option<Vec<f32>> {
-    let (outer, inner) = if along {
+    let (outer, within) = if along {
         (count.min(COLUMNS), k)
     } else {
         (k, count)
     };
     // Nothing between the rows is touched.
-    if ld != inner || outer * inner > MOST_ELEMENTS {
+    if ld != within || outer * within > MOST_ELEMENTS {
         return None;
     }
     let at = |o: usize, i: usize| if along { value(o, i) } else { value(i, o) };
-    let elements = (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i)));
+    let elements = (0..outer).flat_map(|o| (0..within).map(move |i| (o, i)));
     Some(elements.map(|(o, i)| at(o, i)).collect())
 }
 

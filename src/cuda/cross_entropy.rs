@@ -21,8 +21,9 @@ const RESERVED_BYTES: usize = 1024;
 const TAIL_STEP: usize = 4096;
 /// Blocks of the kernel for long rows that a multiprocessor has registers for.
 const MOST_RESIDENT: usize = 3;
-/// The same of the kernel for narrow rows: static shared memory and blocks.
-const NARROW_STATIC_BYTES: usize = 1312;
+/// The same of the kernel for narrow rows: threads, static shared memory and blocks.
+const NARROW_THREADS: u32 = 512;
+const NARROW_STATIC_BYTES: usize = 1344;
 const NARROW_MOST_RESIDENT: usize = 2;
 /// Tiles that its form for long rows keeps in registers, behind those in shared memory.
 const NARROW_TAIL_TILES: usize = 5;
@@ -65,7 +66,7 @@ pub fn forward(op: &CrossEntropy, call: &PlacedCall, device: &DeviceShape) -> Ca
     args.extend(long.kept.map(|n| Arg::U32(n as u32)));
     args.push(Arg::U32(gradient));
     let blocks = op.rows.min(device.multiprocessors as usize * long.resident);
-    let mut launches = one(long.entry, (blocks, LANES), args);
+    let mut launches = one(long.entry, (blocks, long.threads), args);
     for launch in &mut launches.launches {
         launch.shared_bytes = long.bytes as u32;
     }
@@ -79,6 +80,7 @@ struct LongRows {
     kept: Option<usize>,
     /// Its dynamic shared memory.
     bytes: usize,
+    threads: u32,
     /// Blocks beside each other on a multiprocessor.
     resident: usize,
 }
@@ -95,6 +97,7 @@ impl LongRows {
             entry: entry!(op.math, "cross_entropy", "_any"),
             kept: None,
             bytes: 0,
+            threads: LANES,
             resident: MOST_RESIDENT,
         })
     }
@@ -111,6 +114,7 @@ impl LongRows {
             entry: "cross_entropy_f32",
             kept: Some(kept),
             bytes,
+            threads: LANES,
             resident: ((room + RESERVED_BYTES) / of_block).clamp(1, MOST_RESIDENT),
         }
     }
@@ -133,6 +137,7 @@ impl LongRows {
             },
             kept: Some(kept),
             bytes,
+            threads: NARROW_THREADS,
             resident: ((room + RESERVED_BYTES) / of_block).clamp(1, NARROW_MOST_RESIDENT),
         })
     }
@@ -179,16 +184,11 @@ pub fn loss_sum(op: &LossSum, call: &PlacedCall, _device: &DeviceShape) -> CallL
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::call::H200;
     use crate::layout::Region;
     use crate::num::tree::TokenSum;
     use crate::op::{Op, OpCall};
     use crate::shape::Math;
-
-    const H200: DeviceShape = DeviceShape {
-        multiprocessors: 132,
-        shared_bytes_per_block: 232_448,
-        warpgroups: true,
-    };
 
     fn placed(op: impl Into<Op>, reads: usize, writes: usize) -> PlacedCall {
         let regions = |n: usize, from: usize| {
@@ -231,7 +231,7 @@ mod tests {
     fn narrow_rows_are_kept_in_shared_memory_and_in_registers() {
         let bf16 = |vocab_size| launch_in(Math::Bf16, 8192, vocab_size, &H200);
         let gpt2 = bf16(50_304);
-        assert_eq!((gpt2.entry, gpt2.block[0]), ("cross_entropy_bf16", 256));
+        assert_eq!((gpt2.entry, gpt2.block[0]), ("cross_entropy_bf16", 512));
         assert_eq!((gpt2.grid[0], gpt2.shared_bytes), (2 * 132, 100_608));
         assert_eq!(gpt2.args[8], Arg::U32(50_304));
         let qwen = bf16(151_936);

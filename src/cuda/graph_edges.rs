@@ -152,8 +152,12 @@ pub(super) fn arrange(
 
 /// Fails with the first edge that stands in one of two ascending lists alone.
 fn same(expected: &[(usize, usize)], found: &[(usize, usize)]) -> Result<(), CaptureError> {
-    let lacking = expected.iter().find(|edge| !found.contains(edge));
-    let besides = found.iter().find(|edge| !expected.contains(edge));
+    let lacking = expected
+        .iter()
+        .find(|edge| found.binary_search(edge).is_err());
+    let besides = found
+        .iter()
+        .find(|edge| expected.binary_search(edge).is_err());
     match lacking.or(besides) {
         None => Ok(()),
         Some(&(from, to)) => Err(CaptureError::Edge {

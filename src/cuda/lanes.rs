@@ -7,7 +7,7 @@
 //! write what it touches. So each call finds in memory what it finds in the program's order, and no bit depends on which
 //! lane is ahead.
 
-use super::together::{Group, overlap};
+use super::together::Group;
 use crate::layout::{PlacedCall, Region};
 use crate::op::Op;
 
@@ -102,5 +102,5 @@ fn writes_into(a: &[PlacedCall], b: &[PlacedCall]) -> bool {
         .flat_map(|c| c.reads.iter().chain(&c.writes))
         .collect();
     let mut written = a.iter().flat_map(|call| &call.writes);
-    written.any(|w| touched.iter().any(|t| overlap(w, t)))
+    written.any(|w| touched.iter().any(|t| w.overlaps(t)))
 }

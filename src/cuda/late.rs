@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rms_norm::{ByPieces, FOLDS, SumSize};
-use super::together::overlap;
 use crate::layout::{ALIGNMENT, PlacedCall, Region};
 use crate::op::Op;
 
@@ -88,7 +87,7 @@ impl Waiting {
     /// Whether a call reads or writes one of the gradients.
     fn concerns(&self, call: &PlacedCall) -> bool {
         let mut touched = call.reads.iter().chain(&call.writes);
-        touched.any(|region| self.gradients.iter().any(|g| overlap(g, region)))
+        touched.any(|region| self.gradients.iter().any(|g| g.overlaps(region)))
     }
 }
 
@@ -128,17 +127,13 @@ pub fn is_late(call: &PlacedCall) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::call::H200;
     use crate::num::tree::TokenSum;
     use crate::op::clip::GradSquares;
     use crate::op::rms_norm::RmsNormGrad;
     use crate::op::{OpCall, Store};
     use crate::shape::Math;
 
-    const H200: DeviceShape = DeviceShape {
-        multiprocessors: 132,
-        shared_bytes_per_block: 232_448,
-        warpgroups: true,
-    };
     /// Where gradients of weights begin, and bytes of one.
     const GRADIENTS: usize = 1 << 30;
     const GRADIENT_BYTES: usize = 4 * 768;

@@ -18,12 +18,6 @@ use crate::shape::Math;
 /// Parts that one launch serves at most; the kernels say so too.
 const MOST_PARTS: usize = 4;
 
-/// Warps of a block whose warps compute alone; the kernels say so too.
-const STRIP_WARPS: usize = 4;
-
-/// Shared memory of a strip that turns 16 rows of 32 columns of `a`.
-const TURNED_BYTES: usize = 16 * 32 * 2;
-
 /// How a kernel divides its output: rows and columns of a tile, threads, and bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
@@ -31,8 +25,6 @@ struct Tile {
     columns: usize,
     threads: u32,
     shared_bytes: usize,
-    /// Tiles that a block computes, each by warps of its own.
-    of_block: usize,
 }
 
 impl Tile {
@@ -43,7 +35,6 @@ impl Tile {
             columns,
             threads,
             shared_bytes: stages * (rows + columns) * 128,
-            of_block: 1,
         }
     }
 
@@ -54,26 +45,13 @@ impl Tile {
             columns,
             threads: 128,
             shared_bytes: 0,
-            of_block: 1,
         }
     }
 
-    /// A strip of 16-bit outputs that a warp computes alone, with shared memory of its own.
-    const fn strip(shared_bytes: usize) -> Tile {
-        Tile {
-            rows: 32,
-            columns: 64,
-            threads: STRIP_WARPS as u32 * 32,
-            shared_bytes: STRIP_WARPS * shared_bytes,
-            of_block: STRIP_WARPS,
-        }
-    }
-
-    /// Of the sum and the gradient of the lower product's input, where a strip has so much shared memory.
-    fn of_sum(math: Math, vectors: bool, strip_bytes: usize) -> Tile {
-        match (math, vectors) {
-            (Math::F32, _) => Tile::small(64, 32),
-            (Math::Bf16 | Math::F16, true) => Tile::strip(strip_bytes),
+    /// Of the sum and the gradient of the lower product's input.
+    fn of_sum(math: Math) -> Tile {
+        match math {
+            Math::F32 => Tile::small(64, 32),
             _ => Tile::tensor(64, 64, 128, 2),
         }
     }
@@ -94,10 +72,10 @@ impl Tile {
         }
     }
 
-    fn launch(&self, entry: &'static str, tiles: usize, args: Vec<Arg>) -> KernelLaunch {
+    fn launch(&self, entry: &'static str, blocks: usize, args: Vec<Arg>) -> KernelLaunch {
         KernelLaunch {
             entry,
-            grid: [number(tiles.div_ceil(self.of_block)), 1, 1],
+            grid: [number(blocks), 1, 1],
             block: [self.threads, 1, 1],
             shared_bytes: number(self.shared_bytes),
             args,
@@ -213,35 +191,34 @@ pub fn down(op: &LoraDown, call: &PlacedCall, device: &DeviceShape) -> CallLaunc
 /// `dx (+)= ds · a`; reads ds, a, writes dx.
 pub fn down_grad_input(op: &LoraDownGradInput, call: &PlacedCall, _: &DeviceShape) -> CallLaunches {
     let (ds, a, dx) = (call.reads[0], call.reads[1], call.writes[0]);
-    if op.rows * op.n_in == 0 {
+    let tile = Tile::of_sum(op.math);
+    let blocks = op.rows.div_ceil(tile.rows) * op.n_in.div_ceil(tile.columns);
+    if blocks == 0 {
         return CallLaunches::default();
     }
     let vectors = by_vectors(op.ranks, op.math, &[ds]) && by_vectors(op.n_in, op.math, &[a, dx]);
     let entry = entry!(op.math, vectors, "lora_down_grad_input");
-    let tile = Tile::of_sum(op.math, vectors, TURNED_BYTES);
-    let tiles = op.rows.div_ceil(tile.rows) * op.n_in.div_ceil(tile.columns);
     let mut args = regions([ds, a, dx]).to_vec();
     let add = usize::from(op.store == crate::op::Store::Add);
     args.extend(numbers([op.rows, op.n_in, op.ranks, add]));
-    tile.launch(entry, tiles, args).into()
+    tile.launch(entry, blocks, args).into()
 }
 
 /// `y = fma(scale, s · bᵀ, y)` in the columns of each part; reads s, b, writes y.
 pub fn up(op: &LoraUp, call: &PlacedCall, _: &DeviceShape) -> CallLaunches {
+    let tile = Tile::of_sum(op.math);
     let y = call.writes[0];
     let mut made = CallLaunches::default();
     Served::each(&op.adapters, op.math, |served| {
         let s = served.ranks_of(call.reads[0]);
         let b = served.rows_of(call.reads[1], op.math.storage().size());
-        let vectors = served.by_vectors(&[s, b, y]);
-        let entry = entry!(op.math, vectors, "lora_up");
-        let tile = Tile::of_sum(op.math, vectors, 0);
-        let tiles = op.rows.div_ceil(tile.rows) * served.tiles(tile.columns);
+        let entry = entry!(op.math, served.by_vectors(&[s, b, y]), "lora_up");
+        let blocks = op.rows.div_ceil(tile.rows) * served.tiles(tile.columns);
         let mut args = regions([s, b, y]).to_vec();
         args.extend(numbers([op.rows]));
         args.extend(served.numbers());
-        if tiles > 0 {
-            made.launches.push(tile.launch(entry, tiles, args));
+        if blocks > 0 {
+            made.launches.push(tile.launch(entry, blocks, args));
         }
     });
     made

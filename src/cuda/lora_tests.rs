@@ -1,14 +1,9 @@
 //! Tests of the launches of adapters.
 
 use super::*;
+use crate::cuda::call::H200;
 use crate::num::tree::TokenSum;
 use crate::op::{Op, OpCall};
-
-const H200: DeviceShape = DeviceShape {
-    multiprocessors: 132,
-    shared_bytes_per_block: 232_448,
-    warpgroups: true,
-};
 
 /// A call whose operands stand one after another, each at a multiple of 256 bytes.
 fn placed(op: impl Into<Op>) -> PlacedCall {
@@ -63,13 +58,12 @@ fn one_launch_serves_four_parts_and_a_fifth_has_its_own() {
     let made = up_of(&adapters(8, &[64, 128, 72, 8]));
     assert_eq!(made.launches.len(), 1);
     assert_eq!(made.launches[0].entry, "lora_up_bf16");
-    // Strips of 32 rows and 64 columns, four a block.
-    assert_eq!(made.launches[0].grid[0], 4 * (1 + 2 + 2 + 1) / 4);
+    assert_eq!(made.launches[0].grid[0], 2 * (1 + 2 + 2 + 1));
     let made = up_of(&adapters(8, &[64, 128, 72, 8, 40]));
     let [first, second] = &made.launches[..] else {
         panic!("{} launches", made.launches.len());
     };
-    assert_eq!((first.grid[0], second.grid[0]), (6, 1));
+    assert_eq!((first.grid[0], second.grid[0]), (12, 2));
     let offset = |launch: &KernelLaunch, i: usize| match launch.args[i] {
         Arg::Region(region) => region.offset,
         _ => panic!("operands come first"),

@@ -336,16 +336,11 @@ pub fn fold(op: &MatmulGradWeight, call: &PlacedCall, _: &DeviceShape) -> CallLa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::call::H200;
     use crate::layout::Region;
     use crate::num::tree::TokenSum;
     use crate::op::{Op, OpCall};
     use crate::shape::Math;
-
-    const H200: DeviceShape = DeviceShape {
-        multiprocessors: 132,
-        shared_bytes_per_block: 232_448,
-        warpgroups: true,
-    };
 
     /// A call whose operands follow each other from `start` on.
     fn placed(op: impl Into<Op>, start: usize) -> PlacedCall {

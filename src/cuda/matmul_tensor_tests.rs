@@ -1,16 +1,11 @@
 use super::*;
+use crate::cuda::call::H200;
 use crate::cuda::matmul;
 use crate::layout::Region;
 use crate::num::tree::TokenSum;
 use crate::op::matmul::{Matmul, MatmulGradInput};
 use crate::op::{Op, OpCall, Store};
 use crate::shape::Math;
-
-const H200: DeviceShape = DeviceShape {
-    multiprocessors: 132,
-    shared_bytes_per_block: 232_448,
-    warpgroups: true,
-};
 
 const KINDS: [Math; 3] = [Math::Tf32, Math::Bf16, Math::F16];
 

@@ -335,15 +335,10 @@ impl<'c> ByPieces<'c> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::call::H200;
     use crate::num::tree::TokenSum;
     use crate::op::OpCall;
     use crate::shape::Math;
-
-    const H200: DeviceShape = DeviceShape {
-        multiprocessors: 132,
-        shared_bytes_per_block: 232_448,
-        warpgroups: true,
-    };
 
     fn grad_op((tokens, d_model): (usize, usize), store: Store, math: Math) -> RmsNormGrad {
         RmsNormGrad {

@@ -15,13 +15,14 @@ const TILE: usize = 16;
 const MOST_GROUPS: usize = 16;
 
 /// What a thread of the gradient keeps of each quad of channels, in quads.
-const KEPT_OF_A_QUAD: usize = 3;
+const KEPT_OF_A_QUAD: usize = 4;
 
 /// The flags of both kernels, and those of each.
 const WHOLE: usize = 1;
 const CARRIED: usize = 2;
 const WEIGHTS: usize = 2;
 const STATE: usize = 4;
+const RESTORE: usize = 8;
 
 /// Threads that serve a channel.
 fn groups(d_state: usize) -> usize {
@@ -126,18 +127,21 @@ pub fn grad(op: &ScanGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLaun
         return no_tokens(&writes[4..]);
     }
     let [du, ddt, dbc, dxz] = [0, 1, 2, 3].map(|i| writes[i]);
-    let rows = [&call.reads[..5], &[du, ddt, dxz]].concat();
-    let flags = WHOLE * usize::from(whole(shape, op.math, &rows))
-        + WEIGHTS * usize::from(op.weight_grad)
-        + STATE * usize::from(op.state_grad);
-    // What is not asked for is not written; the argument must still be an address.
+    // What is not asked for is not written; the arguments must still be addresses.
+    let last = writes[writes.len() - 1];
+    let out = if op.restore { last } else { du };
     let dstate = match op.state_grad {
-        true => writes[writes.len() - 1],
+        true => writes[writes.len() - 1 - usize::from(op.restore)],
         false => dbc,
     };
+    let rows = [&call.reads[..5], &[du, ddt, dxz, out]].concat();
+    let flags = WHOLE * usize::from(whole(shape, op.math, &rows))
+        + WEIGHTS * usize::from(op.weight_grad)
+        + STATE * usize::from(op.state_grad)
+        + RESTORE * usize::from(op.restore);
     let partials = Partials::of(shape, op.weight_grad);
     let [weights, columns] = partials.args();
-    let regions = [&call.reads[..], &[du, ddt, dxz, dstate]].concat();
+    let regions = [&call.reads[..], &[du, ddt, dxz, dstate, out]].concat();
     let mut args: Vec<Arg> = regions.into_iter().map(Arg::Region).collect();
     args.extend([columns, weights]);
     let chunk = shape.chunk.max(1);

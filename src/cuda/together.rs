@@ -16,7 +16,7 @@ use super::matmul_tensor::Paired;
 use super::pieces::whole_args;
 use super::rows::{by_vectors, number, numbers, regions};
 use super::tree_add::words;
-use crate::layout::{PlacedCall, Region};
+use crate::layout::PlacedCall;
 use crate::num::tensor_step::Kind;
 use crate::op::Op;
 
@@ -37,16 +37,11 @@ impl Group {
     }
 }
 
-/// Whether two regions share a byte.
-pub(super) fn overlap(a: &Region, b: &Region) -> bool {
-    a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
-}
-
 /// Whether the order of two calls does not matter: neither writes what the other reads or writes.
 fn independent(first: &PlacedCall, second: &PlacedCall) -> bool {
     let touches = |a: &PlacedCall, b: &PlacedCall| {
         let others = || b.reads.iter().chain(&b.writes);
-        a.writes.iter().any(|w| others().any(|o| overlap(w, o)))
+        a.writes.iter().any(|w| others().any(|o| w.overlaps(o)))
     };
     !touches(first, second) && !touches(second, first)
 }
@@ -144,18 +139,14 @@ pub fn groups(calls: &[PlacedCall], device: &DeviceShape) -> Vec<Option<Group>> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::call::H200;
+    use crate::layout::Region;
     use crate::num::tree::TokenSum;
     use crate::op::clip::{Clip, GradSquares, LossScaling};
     use crate::op::cross_entropy::LossSum;
     use crate::op::matmul::{MatmulGradInput, MatmulGradWeight};
     use crate::op::{OpCall, Store};
     use crate::shape::Math;
-
-    const H200: DeviceShape = DeviceShape {
-        multiprocessors: 132,
-        shared_bytes_per_block: 232_448,
-        warpgroups: true,
-    };
 
     /// A call over regions of 1 MiB each, which start at these multiples of it.
     fn placed(op: impl Into<Op>, reads: [usize; 2], write: usize) -> PlacedCall {

@@ -120,8 +120,7 @@ pub(super) fn build(origin: Origin) -> Result<Recipe, ConfigError> {
         derive_model(&mut full, file)?;
     }
     derive_lora(&mut full, file)?;
-    let frozen = integer(&full, "lora", "rank").is_some();
-    derive_memory(&mut full, frozen);
+    derive_memory(&mut full);
     derive_data(&mut full);
     derive_precision(&mut full);
     let mut recipe: Recipe = full.try_into().map_err(|e| ConfigError::Unwritable {

@@ -32,7 +32,10 @@ impl MemorySection {
 const FROZEN_RECOMPUTE: i64 = 1;
 
 /// Fills in recomputation: of a frozen base, unless it is written. 0 says nothing where all activations are kept anyway.
-pub(super) fn derive_memory(full: &mut Table, frozen: bool) {
+pub(super) fn derive_memory(full: &mut Table) {
+    let frozen = full
+        .get("lora")
+        .is_some_and(|lora| lora.get("rank").is_some());
     let Some(Value::Table(memory)) = full.get_mut("memory") else {
         return;
     };

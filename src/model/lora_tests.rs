@@ -224,21 +224,6 @@ fn names_and_initial_values_are_those_of_peft() {
 
 #[test]
 fn a_base_of_the_shape_of_qwen3_4b_takes_less_than_3_2_gb_with_its_embedding() {
-    let model = ModelConfig {
-        family: Family::Qwen3,
-        vocab_size: 151_936,
-        d_model: 2560,
-        n_layers: 36,
-        n_heads: 32,
-        n_kv_heads: 8,
-        head_dim: 128,
-        d_ff: 9728,
-        rope_theta: 1e6,
-        rms_norm_eps: 1e-6,
-        tie_embeddings: true,
-        max_seq_len: 1024,
-        init_std: 0.02,
-    };
     let mut adapters = lora(&Projection::ALL);
     adapters.base = Base::Nf4(Quantisation::Once);
     let built = |recompute_layers| {
@@ -251,7 +236,7 @@ fn a_base_of_the_shape_of_qwen3_4b_takes_less_than_3_2_gb_with_its_embedding() {
             form,
             ..PlanConfig::of(1, 1024)
         };
-        let decoder = Decoder::with_adapters(model.clone(), adapters.clone());
+        let decoder = Decoder::with_adapters(qwen3_4b(), adapters.clone());
         Plan::build(&decoder, config).expect("plans")
     };
     let (kept, anew) = (built(None), built(Some(1)));

@@ -158,8 +158,8 @@ pub trait OpRule {
         operands.map(Operand::traffic).sum()
     }
 
-    /// Whether backward can write the op's only output again, in the place of the output's gradient and with forward's
-    /// bits: then what backward reads of it may wait for that.
+    /// Whether backward can write the op's first output again, with forward's bits: then what backward reads of it may
+    /// wait for that.
     fn is_restorable(&self) -> bool {
         false
     }

@@ -126,6 +126,10 @@ impl OpRule for Scan {
         self.shape.flops(3)
     }
 
+    fn is_restorable(&self) -> bool {
+        true
+    }
+
     fn backward(&self, call: &OpCall, grads: &mut GradBuilder) -> Result<(), PlanError> {
         let stem = self.stem();
         let [u, dt, bc, xz, a_log, skip, dt_bias] = call.reads[..7] else {
@@ -148,14 +152,23 @@ impl OpRule for Scan {
                 writes.push(grads.assigned_parameter_target(weight, stem)?);
             }
         }
+        let waiting = grads.take_waiting(call.writes[0]);
         let op = ScanGrad {
             shape: self.shape,
             sum: grads.token_sum(self.shape.rows(), Some(self.shape.seq_len)),
             weight_grad: trainable,
             state_grad: false,
+            restore: !waiting.is_empty(),
             math: self.math,
         };
+        if !op.restore {
+            grads.emit(op, reads, writes);
+            return Ok(());
+        }
+        let out = grads.restored(call.writes[0]);
+        writes.push(out);
         grads.emit(op, reads, writes);
+        grads.emit_waiting(waiting, out);
         Ok(())
     }
 }
@@ -176,7 +189,8 @@ impl OpRule for Scan {
 /// balanced tree. The gradients of the weights are sums over tokens whose pieces are sequences, each one
 /// chain over **descending** positions: `da_log_n` of `fma(e_n, delta, acc)`, whose end is multiplied by
 /// `-exp(a_log_n)`, `dskip` of `fma(dy, u, acc)`, `ddt_bias` of `acc + ddt`. `dz` goes to the right half of the rows of `dxz`; the next call writes the left one.
-/// `dstate` is what `g_n` ends with: the gradient of the state that the sequence began with.
+/// `dstate` is what `g_n` ends with: the gradient of the state that the sequence began with. `out` takes the output of forward
+/// once more, with its bits, where it is restored: then nothing keeps it between forward and backward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScanGrad {
     pub shape: ScanShape,
@@ -184,6 +198,8 @@ pub struct ScanGrad {
     pub sum: TokenSum,
     pub weight_grad: bool,
     pub state_grad: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restore: bool,
     #[serde(default, skip_serializing_if = "Math::is_f32")]
     pub math: Math,
 }
@@ -217,6 +233,9 @@ impl OpRule for ScanGrad {
         }
         if self.state_grad {
             writes.push(Operand::store("dstate", shape.state(), DType::F32, assign));
+        }
+        if self.restore {
+            writes.push(Operand::store("out", [rows, d], storage, assign));
         }
         Signature { reads, writes }
     }

@@ -233,8 +233,9 @@ fn a_second_signal_ends_the_process_at_once() {
     let run = path(&folder, "run");
     let recipe = recipe.display().to_string();
     let mut child = long_run(&["train", &recipe, "--out", &run, "--threads", "1"]);
-    // A step takes far longer than it takes to send both.
+    // A step takes far longer than it takes to send both. Signals that are pending together have no order.
     send("-INT", &child);
+    std::thread::sleep(Duration::from_millis(200));
     send("-TERM", &child);
     let code = child.wait().expect("ends").code();
     assert_eq!(code, Some(128 + 15));

@@ -66,74 +66,76 @@ fn on_gpu(plan: &Arc<Plan>, cuda: CudaBackend) -> Trainer<CudaBackend> {
     trainer
 }
 
+/// Family, precision, columns of a head, sequences and their length, and a kernel that the graph must have.
+const CASES: [(Family, Math, usize, [usize; 2], &str); 9] = [
+    (
+        Family::Llama,
+        Math::Bf16,
+        32,
+        [3, 32],
+        "attention_grads_bf16_d32",
+    ),
+    (
+        Family::Llama,
+        Math::F16,
+        64,
+        [2, 17],
+        "attention_turned_f16_d64",
+    ),
+    (
+        Family::Llama,
+        Math::Bf16,
+        128,
+        [2, 24],
+        "attention_grads_bf16_d128",
+    ),
+    (
+        Family::Llama,
+        Math::Tf32,
+        32,
+        [2, 31],
+        "attention_grads_tf32_d32",
+    ),
+    (
+        Family::Llama,
+        Math::Tf32,
+        128,
+        [2, 70],
+        "attention_grad_key_value_tf32_d128_turned",
+    ),
+    (
+        Family::Llama,
+        Math::F16,
+        64,
+        [2, 70],
+        "attention_grad_query_f16_d64_with_delta",
+    ),
+    (
+        Family::Llama,
+        Math::Bf16,
+        128,
+        [1, 67],
+        "attention_grad_key_value_bf16_d128_turned",
+    ),
+    (
+        Family::Qwen3,
+        Math::Bf16,
+        32,
+        [2, 24],
+        "attention_grads_bf16_d32",
+    ),
+    (
+        Family::Qwen3,
+        Math::Bf16,
+        64,
+        [1, 66],
+        "attention_grad_query_bf16_d64_with_delta",
+    ),
+];
+
 #[test]
 fn a_graph_in_which_attention_serves_its_neighbours_has_the_bits_of_the_cpu() {
-    let cases = [
-        (
-            Family::Llama,
-            Math::Bf16,
-            32,
-            [3, 32],
-            "attention_grads_bf16_d32",
-        ),
-        (
-            Family::Llama,
-            Math::F16,
-            64,
-            [2, 17],
-            "attention_turned_f16_d64",
-        ),
-        (
-            Family::Llama,
-            Math::Bf16,
-            128,
-            [2, 24],
-            "attention_grads_bf16_d128",
-        ),
-        (
-            Family::Llama,
-            Math::Tf32,
-            32,
-            [2, 31],
-            "attention_grads_tf32_d32",
-        ),
-        (
-            Family::Llama,
-            Math::Tf32,
-            128,
-            [2, 70],
-            "attention_grad_key_value_tf32_d128_turned",
-        ),
-        (
-            Family::Llama,
-            Math::F16,
-            64,
-            [2, 70],
-            "attention_grad_query_f16_d64_with_delta",
-        ),
-        (
-            Family::Llama,
-            Math::Bf16,
-            128,
-            [1, 67],
-            "attention_grad_key_value_bf16_d128_turned",
-        ),
-        (
-            Family::Qwen3,
-            Math::Bf16,
-            32,
-            [2, 24],
-            "attention_grads_bf16_d32",
-        ),
-        (
-            Family::Qwen3,
-            Math::Bf16,
-            64,
-            [1, 66],
-            "attention_grad_query_bf16_d64_with_delta",
-        ),
-    ];
-    for (family, math, head_dim, sizes, expected) in cases {
+    for (family, math, head_dim, sizes, expected) in CASES {
         let plan = narrow_plan(family, (math, head_dim), sizes);
         let found = kernels(&plan);
         assert!(found.contains(&expected), "{expected} is not in {found:?}");

@@ -52,7 +52,7 @@ pub(super) fn config(family: Family) -> ModelConfig {
     }
 }
 
-fn mamba() -> Mamba {
+pub(super) fn mamba() -> Mamba {
     Mamba::new(MambaConfig {
         family: MambaFamily::Mamba,
         vocab_size: VOCAB,

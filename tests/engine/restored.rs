@@ -10,7 +10,7 @@ use bitstep::op::{Op, OpCall};
 use bitstep::plan::{Passes, Plan, PlanConfig, ProgramKind, RESTORED_ELEMENTS, StepForm};
 use bitstep::shape::Math;
 
-use super::recompute::{LAYERS, adapted, config, decoder, digests};
+use super::recompute::{LAYERS, adapted, config, decoder, digests, mamba};
 
 const ALWAYS: usize = 0;
 const NEVER: usize = usize::MAX;
@@ -96,6 +96,33 @@ fn restored_outputs_go_with_recomputation_passes_and_halves() {
                 assert!(digests(&plan((form, ALWAYS))) == kept, "{form:?}");
             }
         }
+    }
+}
+
+/// Mamba's scan writes its output again too, into a tensor of its own.
+#[test]
+fn a_restored_scan_gives_the_bits_of_a_kept_one() {
+    let scans = |plan: &Plan| {
+        let calls = plan.calls(ProgramKind::Step).iter();
+        let restores = |call: &&OpCall| matches!(&call.op, Op::ScanGrad(op) if op.restore);
+        calls.filter(restores).count()
+    };
+    for math in [Math::F32, Math::Bf16] {
+        let plan = |form, elements| planned(&mamba(), math, (form, elements));
+        let kept = plan(StepForm::default(), NEVER);
+        assert_eq!(scans(&kept), 0);
+        let expected = digests(&kept);
+        for recompute_layers in [None, Some(1)] {
+            let form = StepForm {
+                recompute_layers,
+                ..StepForm::default()
+            };
+            let again = plan(form, ALWAYS);
+            assert_eq!(scans(&again), LAYERS);
+            assert!(digests(&again) == expected, "{math} {recompute_layers:?}");
+        }
+        let local = |p: &Plan| p.layout.arena_bytes() - p.layout.persistent_bytes();
+        assert!(local(&plan(StepForm::default(), ALWAYS)) < local(&kept));
     }
 }
 

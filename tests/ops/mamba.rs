@@ -12,7 +12,9 @@ use bitstep::op::split_columns::{SplitColumns, SplitColumnsGrad};
 use bitstep::shape::Math;
 
 use super::reference::expected;
-use super::runner::{Case, Numbers, Values, assert_bits, devices, run, with_math};
+use super::runner::{
+    Case, Numbers, Values, assert_bits, devices, first_difference, run, with_math,
+};
 
 fn check(case: &Case) {
     assert_bits(case, &expected(case));
@@ -163,9 +165,12 @@ fn scan_has_its_bits() {
 #[test]
 fn scan_grad_has_its_bits() {
     for (seed, sizes) in SCANS.into_iter().enumerate() {
-        for (weight_grad, state_grad, sequences) in
-            [(true, false, 1), (true, true, 2), (false, true, 4)]
-        {
+        for (weight_grad, state_grad, restore, sequences) in [
+            (true, false, false, 1),
+            (true, true, true, 2),
+            (false, true, false, 4),
+            (false, false, true, 1),
+        ] {
             let shape = scan_shape(sizes);
             let op = ScanGrad {
                 shape,
@@ -176,10 +181,62 @@ fn scan_grad_has_its_bits() {
                 },
                 weight_grad,
                 state_grad,
+                restore,
                 math: Math::F32,
             };
             check(&scan_case(op, &shape, seed as u64));
         }
+    }
+}
+
+/// What backward writes of the output is what forward has written.
+#[test]
+fn a_restored_output_of_the_scan_has_the_bits_of_forward() {
+    for math in [Math::F32, Math::Bf16, Math::F16] {
+        let (shape, carried) = (scan_shape([2, 21, 9, 8, 4]), false);
+        let (rows, d, n) = (shape.rows(), shape.d_inner, shape.d_state);
+        let mut numbers = Numbers::new(71);
+        let sizes = [
+            ("u", rows * d),
+            ("dt", rows * d),
+            ("bc", rows * 2 * n),
+            ("xz", rows * 2 * d),
+        ];
+        let stored = sizes.map(|(name, size)| {
+            let values = numbers.ordinary(size);
+            (name, Values::stored(math.storage(), values.f32s()))
+        });
+        let (a_log, others) = (numbers.ordinary(d * n), numbers.ordinary(d));
+        let with = |case: Case| {
+            let case = stored
+                .iter()
+                .fold(case, |case, (name, values)| case.with(name, values.clone()));
+            let case = case.with("a_log", a_log.clone());
+            case.with("skip", others.clone())
+                .with("dt_bias", others.clone())
+        };
+        let scan = Scan {
+            shape,
+            carried,
+            math,
+        };
+        let forward = run(&with(Case::random(scan, 1)));
+        let op = ScanGrad {
+            shape,
+            sum: TokenSum {
+                tokens: rows,
+                grain: rows,
+                piece: shape.seq_len,
+            },
+            weight_grad: true,
+            state_grad: false,
+            restore: true,
+            math,
+        };
+        let starts = forward[1].clone();
+        let found = run(&with(Case::random(op, 2)).with("starts", starts));
+        let restored = found.last().expect("an output");
+        assert_eq!(first_difference(restored, &forward[0]), None, "{math}");
     }
 }
 
@@ -219,6 +276,7 @@ fn one_of_each() -> Vec<Op> {
             sum,
             weight_grad,
             state_grad: true,
+            restore: true,
             math,
         }
         .into(),
@@ -277,6 +335,7 @@ fn pieces_that_are_not_sequences_are_refused() {
         sum,
         weight_grad: true,
         state_grad: false,
+        restore: false,
         math: Math::F32,
     };
     let refused = DeviceError::OperandSize {

@@ -138,6 +138,7 @@ fn scan_point(changed: impl Fn(Case) -> Case) -> (ScanShape, Vec<Vec<f64>>, Vec<
         },
         weight_grad: true,
         state_grad: true,
+        restore: false,
         math,
     };
     let case = with(Case::random(op, 1), 7)

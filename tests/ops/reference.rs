@@ -99,16 +99,7 @@ fn wide(case: &Case) -> Vec<Values> {
         Op::QkNormRope(op) => qk_norm_rope(op, &reads),
         Op::QkNormRopeGrad(op) => qk_norm_rope_grad(op, &reads, written(0)),
         Op::SwiGlu(op) => vec![swiglu(op.math, op.d_ff, reads[0])],
-        Op::SwiGluGrad(op) => match op.output {
-            Output::Left => vec![swiglu_grad(op, reads[0], written(0))],
-            Output::Restored => {
-                let (da, gate_up) = (written(0), written(1));
-                vec![
-                    swiglu(op.math, op.d_ff, gate_up),
-                    swiglu_grad(op, da, gate_up),
-                ]
-            }
-        },
+        Op::SwiGluGrad(op) => swiglu_grad(op, case),
         Op::CrossEntropy(op) => return cross_entropy(op, case),
         Op::LossSum(op) => {
             let sum = token_sum(&op.sum, |piece| piece.fold(0.0, |acc, t| acc + reads[0][t]));
@@ -345,7 +336,18 @@ fn swiglu(math: Math, d_ff: usize, gate_up: &[f32]) -> Vec<f32> {
     a
 }
 
-fn swiglu_grad(op: &SwiGluGrad, da: &[f32], gate_up: &[f32]) -> Vec<f32> {
+fn swiglu_grad(op: &SwiGluGrad, case: &Case) -> Vec<Vec<f32>> {
+    let written = |i: usize| case.writes[i].f32s();
+    match op.output {
+        Output::Left => vec![gate_up_grad(op, case.reads[0].f32s(), written(0))],
+        Output::Restored => vec![
+            swiglu(op.math, op.d_ff, written(1)),
+            gate_up_grad(op, written(0), written(1)),
+        ],
+    }
+}
+
+fn gate_up_grad(op: &SwiGluGrad, da: &[f32], gate_up: &[f32]) -> Vec<f32> {
     let (mut out, sigmoid) = (gate_up.to_vec(), gate_sigmoid(op.math));
     for (row, gate_up) in out.chunks_mut(2 * op.d_ff).enumerate() {
         for j in 0..op.d_ff {

@@ -266,6 +266,7 @@ struct Terms {
     ddt: Vec<f32>,
     du: Vec<f32>,
     dz: Vec<f32>,
+    out: Vec<f32>,
     /// By sequence.
     dstate: Vec<Vec<f32>>,
 }
@@ -282,6 +283,7 @@ fn channel(op: &ScanGrad, inputs: &Inputs, c: usize, (dout, starts): (&[f32], &[
         ddt: vec![0.0; rows],
         du: vec![0.0; rows],
         dz: vec![0.0; rows],
+        out: vec![0.0; rows],
         dstate: Vec::new(),
     };
     for b in 0..shape.batch {
@@ -303,7 +305,9 @@ fn channel(op: &ScanGrad, inputs: &Inputs, c: usize, (dout, starts): (&[f32], &[
             let (s, delta) = (sigmoid(z), softplus(inputs.raw(row, c)));
             let dy = dout * (z * s);
             terms.dy[row] = dy;
-            terms.dz[row] = (dout * inputs.y(row, c, &after)) * (s * z.mul_add(1.0 - s, 1.0));
+            let y = inputs.y(row, c, &after);
+            terms.dz[row] = (dout * y) * (s * z.mul_add(1.0 - s, 1.0));
+            terms.out[row] = y * (z * s);
             for (i, g) in g.iter_mut().enumerate() {
                 *g = inputs.c(row, i).mul_add(dy, *g);
             }
@@ -375,6 +379,9 @@ pub fn scan_grad(op: &ScanGrad, case: &Case) -> Vec<Vec<f32>> {
     if op.state_grad {
         let states = (0..shape.batch).flat_map(|b| channels.iter().map(move |c| &c.dstate[b]));
         outputs.push(states.flatten().copied().collect());
+    }
+    if op.restore {
+        outputs.push(by_row(|c| &c.out));
     }
     outputs
 }
