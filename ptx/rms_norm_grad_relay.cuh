@@ -53,26 +53,20 @@ struct Four<storage::f32> {
     __device__ __forceinline__ static void copy(float* to, const float* from) { copy_async_16(to, from, true); }
 };
 
-/// Waits until the warp with the row before has handed on the chains to the warp with this number in its block.
-__device__ __forceinline__ void take_chains(unsigned warp) {
+/// The warp that hands on the chains and the one that takes them meet at the barrier of the latter, and what the one
+/// has stored is seen by the other. The one that hands on waits too: its next row is on its way by then, and arrives
+/// no sooner than the rows of the warps after it, so that it loses nothing by that.
+__device__ __forceinline__ void meet(unsigned taker) {
 #ifdef BITSTEP_HOST
-    emu_bar_sync(warp + 1, 64);
+    emu_bar_sync(taker + 1, 64);
 #else
-    asm volatile("bar.sync %0, 64;" ::"r"(warp + 1) : "memory");
-#endif
-}
-/// Hands them on; a warp hands on once for each time that the next one takes.
-__device__ __forceinline__ void hand_on_chains(unsigned warp) {
-#ifdef BITSTEP_HOST
-    emu_bar_arrive(warp + 1, 64);
-#else
-    asm volatile("bar.arrive %0, 64;" ::"r"(warp + 1) : "memory");
+    asm volatile("bar.sync %0, 64;" ::"r"(taker + 1) : "memory");
 #endif
 }
 
 /// `QUADS`: d / 128 where a thread holds its quads of a row in registers, all of them under way together; 0 for rows
-/// of any d, which stay in shared memory until their turn is over. `CHAINS`: the weight has a gradient. At most 15
-/// warps, for as many barriers, and an even number; a thread reads only what it has copied.
+/// of any d, which stay in shared memory until their turn is over. `CHAINS`: the weight has a gradient. At least two
+/// warps, since two meet, at most 15, for as many barriers, and an even number; a thread reads only what it has copied.
 template <int QUADS, bool CHAINS, typename H>
 struct Relay {
     const Params<H>& p;
@@ -183,7 +177,7 @@ struct Relay {
         if (first) {
             each([&](int k, unsigned) { acc[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f); });
         } else {
-            take_chains(warp);
+            meet(warp);
             each([&](int k, unsigned i) { acc[k] = load4(chains + i); });
         }
         each([&](int k, unsigned) {
@@ -195,7 +189,7 @@ struct Relay {
             each([&](int k, unsigned i) { store4(partial + i, acc[k]); });
         } else {
             each([&](int k, unsigned i) { store4(chains + i, acc[k]); });
-            hand_on_chains(warp + 1 == warps ? 0 : warp + 1);
+            meet(warp + 1 == warps ? 0 : warp + 1);
         }
     }
 
@@ -210,7 +204,7 @@ struct Relay {
 
     __device__ __forceinline__ void chains_from_shared(unsigned t, float rstd, float* partial) const {
         const bool first = t == at.first, last = t + 1 == at.end;
-        if (!first) take_chains(warp);
+        if (!first) meet(warp);
 #pragma unroll 4
         for (unsigned i = 4 * (threadIdx.x & 31u); i < p.d; i += 128) {
             const float4 before = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : load4(chains + i);
@@ -218,7 +212,7 @@ struct Relay {
             chain_step(load4(dh + i), times(load4(r + i), rstd), acc);
             store4((last ? partial : chains) + i, make_float4(acc[0], acc[1], acc[2], acc[3]));
         }
-        if (!last) hand_on_chains(warp + 1 == warps ? 0 : warp + 1);
+        if (!last) meet(warp + 1 == warps ? 0 : warp + 1);
     }
 
     /// The rows of the piece and, with chains, its row of partials.

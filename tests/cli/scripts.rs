@@ -76,6 +76,72 @@ fn a_tool_that_did_not_run_to_its_end_is_not_clean() {
     assert_ne!(outcome("racecheck", other_tool), 0);
 }
 
+/// Runs `benches/processes.sh` for `processes` of a program that is this shell script, on one golden; its exit code and
+/// what it printed. `$LAST` is a file that the script may use to tell its runs apart.
+fn processes(script: &str, processes: &str) -> (i32, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("program");
+    fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("writes");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("allows");
+    let golden = folder.path().join("a.golden");
+    fs::write(&golden, "a golden").expect("writes");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new("sh")
+        .arg(root.join("benches/processes.sh"))
+        .arg(&program)
+        .arg(processes)
+        .arg(&golden)
+        .env("LAST", folder.path().join("last"))
+        .env("BESIDE", "2")
+        .output()
+        .expect("a shell");
+    let out = String::from_utf8(output.stdout).expect("text");
+    (output.status.code().expect("ends by itself"), out)
+}
+
+/// What `bitstep verify` prints where all bits are those of the golden.
+const IDENTICAL: &str =
+    "echo \"$2: identical (20 steps, root ab12…, covers loss, norm and root of every step)\"";
+
+#[test]
+fn processes_that_all_have_the_bits_are_counted() {
+    let (code, out) = processes(IDENTICAL, "5");
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.contains("identical in 5 of 5 processes, root ab12"),
+        "{out}"
+    );
+}
+
+#[test]
+fn one_process_with_other_bits_or_no_verdict_is_noticed() {
+    // The first of three to make the folder is the one that goes wrong.
+    let others = [
+        "echo \"$2: differs at step 3\"; exit 1",
+        "echo \"$2: identical\"; exit 3",
+        "exit 0",
+    ];
+    for other in others {
+        let script = format!("if mkdir \"$LAST\"; then {other}; else {IDENTICAL}; fi");
+        let (code, out) = processes(&script, "3");
+        assert_eq!(code, 1, "{other}: {out}");
+        assert!(
+            out.contains("identical in 2 of 3 processes"),
+            "{other}: {out}"
+        );
+    }
+    let script = format!("{IDENTICAL}; mkdir \"$LAST\" && exit 4; exit 0");
+    let (code, out) = processes(&script, "3");
+    assert_eq!(code, 1, "an exit code beside the right verdict: {out}");
+}
+
+#[test]
+fn processes_of_no_number_are_an_error_of_the_arguments() {
+    for count in ["0", "many", ""] {
+        assert_eq!(processes(IDENTICAL, count).0, 2, "{count}");
+    }
+}
+
 /// Runs a script of `tests/` with the built program; its exit code and what it said.
 fn of_tests(name: &str, arguments: &[&str]) -> (i32, String) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
