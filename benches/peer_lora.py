@@ -28,7 +28,7 @@ import time
 import torch
 from torch import nn
 
-from peer_pytorch import WARMUP, captured, device_times, summary, wall_times
+from peer_pytorch import WARMUP, captured, device_times, preheat, summary, wall_times
 
 SIZES = {
     "tiny": dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -200,7 +200,10 @@ def measure(arguments, mode):
         launch()
     if step.cuda:
         torch.cuda.synchronize()
+    preheat(step, launch, arguments)
     wall = wall_times(step, launch, arguments.steps)
+    if step.cuda:
+        preheat(step, launch, arguments)
     times = device_times(step, launch, arguments.steps) if step.cuda else wall
     last = step.loss.item()
     if not (last == last and abs(last) < 1e4):
@@ -228,6 +231,8 @@ def read_arguments():
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in backward")
     parser.add_argument("--launched", action="store_true", help="launch compiled steps without a CUDA graph")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rest", type=float, default=0.0, metavar="SECONDS", help="no work before the steps of each kind")
+    parser.add_argument("--preheat", type=float, default=0.0, metavar="SECONDS", help="untimed steps before them")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="end a mode that takes longer, each in a process")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -111,6 +111,15 @@ def captured(step):
     return graph.replay
 
 
+def preheat(step, launch, arguments):
+    """Rests, then takes untimed steps, as `bitstep bench --rest --preheat` does before the steps of each kind."""
+    time.sleep(arguments.rest)
+    end = time.perf_counter() + arguments.preheat
+    while time.perf_counter() < end:
+        launch()
+        step.loss.item()
+
+
 def device_times(step, launch, steps):
     """Milliseconds of each step between events, while later steps are already queued."""
     tokens = step.draw(steps)
@@ -165,7 +174,10 @@ def measure(arguments, mode):
     if step.cuda:
         torch.cuda.synchronize()
     time.sleep(max(0.0, arguments.start_at - time.time()))
+    preheat(step, launch, arguments)
     wall = wall_times(step, launch, arguments.steps)
+    if step.cuda:
+        preheat(step, launch, arguments)
     times = device_times(step, launch, arguments.steps) if step.cuda else wall
     last = step.loss.item()
     if not (last == last and abs(last) < 1e4):
@@ -191,6 +203,8 @@ def read_arguments():
         "--start-at", type=float, default=0.0, metavar="SECONDS",
         help="time nothing before this Unix time: peers that compile side by side are timed in turn",
     )
+    parser.add_argument("--rest", type=float, default=0.0, metavar="SECONDS", help="no work before the steps of each kind")
+    parser.add_argument("--preheat", type=float, default=0.0, metavar="SECONDS", help="untimed steps before them")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -2,8 +2,8 @@
 // `AttentionGradKeyValue`.
 #include "attention_warpgroup_grad_key_value.cuh"
 
-GROUP_GRAD_KEY_VALUE(attention_grad_key_value_f16_sm90a_d64, F16, 64, 3, 4, 1)
+GROUP_GRAD_KEY_VALUE(attention_grad_key_value_f16_sm90a_d64, F16, 64, 1, 3, 3)
 GROUP_GRAD_KEY_VALUE(attention_grad_key_value_f16_sm90a_d128, F16, 128, 2, 3, 1)
 // With the rotation.
-GROUP_GRAD_KEY_VALUE_TURNED(attention_grad_key_value_f16_sm90a_d64_turned, F16, 64, 3, 4, 1)
+GROUP_GRAD_KEY_VALUE_TURNED(attention_grad_key_value_f16_sm90a_d64_turned, F16, 64, 1, 3, 3)
 GROUP_GRAD_KEY_VALUE_TURNED(attention_grad_key_value_f16_sm90a_d128_turned, F16, 128, 2, 3, 1)

@@ -1,5 +1,6 @@
 // dx[t, i] (+)= sum_k ds[t, k] * a[k, i], one chain of bf16 steps over ascending k.
 #include "lora_tensor.cuh"
+#include "lora_wide.cuh"
 
 #define DOWN_GRAD(NAME, TILE, VECTORS)                                                                           \
     extern "C" __global__ void __launch_bounds__(TILE::THREADS, 4)                                               \
@@ -13,3 +14,16 @@ using Tile64x64Any = TensorTile<Bf16, 64, 64, 2, 2, 2, Inner::K, Inner::OUTER, f
 
 DOWN_GRAD(, Tile64x64, true)
 DOWN_GRAD(_any, Tile64x64Any, false)
+
+// In place by warps down strips of 64 columns, for up to 16, 32 and 48 ranks.
+#define DOWN_GRAD_WIDE(NAME, STEPS, DEPTH, STAGE)                                                                \
+    extern "C" __global__ void __launch_bounds__(wide::WARPS * 32, 4)                                            \
+        lora_down_grad_input_bf16_wide_##NAME(const unsigned short* __restrict__ ds, const unsigned short* __restrict__ a,       \
+                     unsigned short* dx, unsigned rows, unsigned run_rows, unsigned strip_blocks, unsigned n_in, unsigned ranks, \
+                     unsigned add) {                                                                             \
+        wide::down_grad<Bf16, STEPS, DEPTH, STAGE>(ds, a, dx, wide::Deal(rows, run_rows, strip_blocks), n_in, ranks, add != 0); \
+    }
+
+DOWN_GRAD_WIDE(16, 1, 2, 2)
+DOWN_GRAD_WIDE(32, 2, 2, 2)
+DOWN_GRAD_WIDE(48, 3, 3, 1)

@@ -1,6 +1,7 @@
 // y[t, first + o] = fma(scale, sum_k s[t, part * rank + k] * b[row + o, k], y[t, first + o]), one chain of bf16 steps over
 // ascending k, for the columns of up to four parts.
 #include "lora_tensor.cuh"
+#include "lora_wide.cuh"
 
 #define UP(NAME, TILE, VECTORS)                                                                                  \
     extern "C" __global__ void __launch_bounds__(TILE::THREADS, 4)                                               \
@@ -14,3 +15,17 @@ using Tile64x64Any = TensorTile<Bf16, 64, 64, 2, 2, 2, Inner::K, Inner::K, false
 
 UP(, Tile64x64, true)
 UP(_any, Tile64x64Any, false)
+
+// In place by warps down strips of 64 columns, for ranks up to 16, 32 and 48.
+#define UP_WIDE(NAME, STEPS, DEPTH, STAGE)                                                                       \
+    extern "C" __global__ void __launch_bounds__(wide::WARPS * 32, 4)                                            \
+        lora_up_bf16_wide_##NAME(const unsigned short* __restrict__ s, const unsigned short* __restrict__ b, unsigned short* y,  \
+                     unsigned rows, unsigned run_rows, unsigned strip_blocks, unsigned rank, unsigned ranks, unsigned n_out,    \
+                     float scale, PARTS_PARAMETERS) {                                                            \
+        wide::up<Bf16, STEPS, DEPTH, STAGE>(s, b, y, wide::Deal(rows, run_rows, strip_blocks), Ranks{rank, ranks, n_out}, scale, \
+                                             PARTS_GIVEN);                                                       \
+    }
+
+UP_WIDE(16, 1, 2, 2)
+UP_WIDE(32, 2, 2, 2)
+UP_WIDE(48, 3, 3, 1)

@@ -226,7 +226,12 @@ pub(crate) fn plans() -> Vec<Plan> {
         }
     }
     for base in [Base::Plain, Base::Nf4(Quantisation::Once)] {
-        for (rank, d_model, head_dim, grain) in [(16, 128, 32, 2), (3, 36, 6, 1)] {
+        for (rank, d_model, head_dim, grain) in [
+            (16, 128, 32, 2),
+            (24, 128, 32, 2),
+            (40, 136, 32, 2),
+            (3, 36, 6, 1),
+        ] {
             let lora = LoraConfig {
                 rank,
                 alpha: 8.0,
@@ -368,6 +373,14 @@ fn every_launch_has_the_signature_of_its_kernel() {
         for stem in ["up", "up_grad_input", "up_grad_weight", "down_grad_input"] {
             for end in ["", "_any"] {
                 let entry = format!("lora_{stem}_{math}{end}");
+                assert!(reached.contains(entry.as_str()), "{entry} was not reached");
+            }
+        }
+    }
+    for math in ["bf16", "f16"] {
+        for stem in ["up", "down_grad_input"] {
+            for terms in [16, 32, 48] {
+                let entry = format!("lora_{stem}_{math}_wide_{terms}");
                 assert!(reached.contains(entry.as_str()), "{entry} was not reached");
             }
         }

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
@@ -48,6 +48,8 @@ pub struct Bench {
     #[arg(long)]
     backbone: bool,
     #[command(flatten)]
+    warmth: Warmth,
+    #[command(flatten)]
     device: DeviceArguments,
     #[command(flatten)]
     form: FormArguments,
@@ -57,6 +59,29 @@ pub struct Bench {
     /// Print one line of JSON instead of a table
     #[arg(long)]
     json: bool,
+}
+
+/// What a device does before the steps of a kind are timed: its clock depends on its temperature and on the power of the last second.
+#[derive(Args, Clone, Copy, Debug)]
+struct Warmth {
+    /// Seconds without work before the steps of each kind
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    rest: u32,
+    /// Seconds of untimed steps before the steps of each kind
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    preheat: u32,
+}
+
+impl Warmth {
+    /// Rests, then takes untimed steps.
+    fn prepare(self, mut step: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+        std::thread::sleep(Duration::from_secs(self.rest.into()));
+        let clock = Instant::now();
+        while clock.elapsed() < Duration::from_secs(self.preheat.into()) {
+            step()?;
+        }
+        Ok(())
+    }
 }
 
 impl Bench {
@@ -94,6 +119,11 @@ impl Bench {
         }
         let first_replay_ms = milliseconds(start);
         let mut replayed_ms = Vec::new();
+        self.warmth.prepare(|| {
+            let batch = next_batch(&run)?;
+            run.trainer.step(&batch)?;
+            Ok(())
+        })?;
         for _ in 0..self.steps {
             let batch = next_batch(&run)?;
             let clock = Instant::now();
@@ -146,6 +176,11 @@ impl Bench {
         run.trainer.thaw();
         let hyper = *run.trainer.hyper_mut();
         let mut times = Vec::new();
+        self.warmth.prepare(|| {
+            let batch = next_batch(run)?;
+            run.trainer.session_mut().step(&batch, &hyper)?;
+            Ok(())
+        })?;
         for _ in 0..self.steps {
             let batch = next_batch(run)?;
             let clock = Instant::now();
@@ -181,6 +216,7 @@ impl Bench {
         state: Snapshot,
     ) -> Result<(Option<Vec<f64>>, OnDevice), Error> {
         let mut stage = Stage::new(backend, plan, state)?;
+        self.warmth.prepare(|| stage.step_ms(1).map(drop))?;
         let found = OnDevice {
             graph_ms: stage.step_ms(self.steps)?,
             nodes: stage.nodes(),
@@ -274,5 +310,33 @@ impl Observe<AnyDevice> for CallClock {
         }
         self.last = now;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_rests_and_is_heated_as_long_as_is_asked() {
+        let prepared = |rest, preheat| {
+            let (clock, mut steps) = (Instant::now(), 0);
+            let step = || {
+                steps += 1;
+                Ok(())
+            };
+            Warmth { rest, preheat }.prepare(step).unwrap();
+            (clock.elapsed().as_secs_f64(), steps)
+        };
+        let (none, rested, heated) = (prepared(0, 0), prepared(1, 0), prepared(0, 1));
+        assert!(none.0 < 0.5 && none.1 == 0, "{none:?}");
+        assert!(rested.0 >= 1.0 && rested.1 == 0, "{rested:?}");
+        assert!(heated.0 >= 1.0 && heated.1 > 0, "{heated:?}");
+        let failing = Warmth {
+            rest: 0,
+            preheat: 1,
+        }
+        .prepare(|| Err(StepError::NoForward.into()));
+        assert!(failing.is_err(), "a step that fails is not passed over");
     }
 }

@@ -46,8 +46,8 @@ macro_rules! kernels {
 }
 
 const FORWARD: [Kernel; 2] = kernels!("attention", (2, 4), (3, 3));
-const GRAD_QUERY: [Kernel; 2] = kernels!("attention_grad_query", (3, 4), (2, 4));
-const GRAD_KEY_VALUE: [Kernel; 2] = kernels!("attention_grad_key_value", (3, 4), (2, 3));
+const GRAD_QUERY: [Kernel; 2] = kernels!("attention_grad_query", (1, 3), (2, 4));
+const GRAD_KEY_VALUE: [Kernel; 2] = kernels!("attention_grad_key_value", (1, 3), (2, 3));
 
 fn kernels(pass: Pass) -> &'static [Kernel; 2] {
     match pass {

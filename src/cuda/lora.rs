@@ -5,6 +5,7 @@
 //! a fused product; further ones have launches of their own.
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
+use super::lora_wide::{self, STRIP_COLUMNS, Walk};
 use super::matmul;
 use super::pieces::{WeightTiles, cut_of, pieces};
 use super::rows::{by_vectors, number, numbers, regions};
@@ -162,6 +163,27 @@ impl Served<'_> {
         args
     }
 
+    /// The sum by strips, where the parts are made up of them; reads s, b, writes y.
+    fn up_wide(
+        &self,
+        rows: usize,
+        operands: [Region; 3],
+        device: &DeviceShape,
+    ) -> Option<KernelLaunch> {
+        let rank = self.adapters.rank;
+        let mut parts = self.parts.iter();
+        let whole = parts.all(|p| p.columns.is_multiple_of(STRIP_COLUMNS));
+        let fits = Walk::fits(rows, rank, self.math, &operands) && self.by_vectors(&operands);
+        if !(whole && fits) {
+            return None;
+        }
+        let walk = Walk::over(rows, self.tiles(STRIP_COLUMNS), device);
+        let mut args = regions(operands).to_vec();
+        args.extend(walk.numbers());
+        args.extend(self.numbers());
+        walk.launch(lora_wide::up_entry(self.math, rank)?, args)
+    }
+
     /// Tiles of `width` of each part's columns.
     fn tiles(&self, width: usize) -> usize {
         self.parts.iter().map(|p| p.columns.div_ceil(width)).sum()
@@ -188,9 +210,34 @@ pub fn down(op: &LoraDown, call: &PlacedCall, device: &DeviceShape) -> CallLaunc
     matmul::forward(&layer, call, device)
 }
 
+/// `dx (+)= ds · a` by strips, where such a matrix is made up of them.
+fn down_grad_input_wide(
+    op: &LoraDownGradInput,
+    [ds, a, dx]: [Region; 3],
+    device: &DeviceShape,
+) -> Option<KernelLaunch> {
+    let whole = op.n_in.is_multiple_of(STRIP_COLUMNS);
+    if !whole || !Walk::fits(op.rows, op.ranks, op.math, &[ds, a, dx]) {
+        return None;
+    }
+    let walk = Walk::over(op.rows, op.n_in / STRIP_COLUMNS, device);
+    let mut args = regions([ds, a, dx]).to_vec();
+    args.extend(walk.numbers());
+    let add = usize::from(op.store == crate::op::Store::Add);
+    args.extend(numbers([op.n_in, op.ranks, add]));
+    walk.launch(lora_wide::down_grad_input_entry(op.math, op.ranks)?, args)
+}
+
 /// `dx (+)= ds · a`; reads ds, a, writes dx.
-pub fn down_grad_input(op: &LoraDownGradInput, call: &PlacedCall, _: &DeviceShape) -> CallLaunches {
+pub fn down_grad_input(
+    op: &LoraDownGradInput,
+    call: &PlacedCall,
+    device: &DeviceShape,
+) -> CallLaunches {
     let (ds, a, dx) = (call.reads[0], call.reads[1], call.writes[0]);
+    if let Some(launch) = down_grad_input_wide(op, [ds, a, dx], device) {
+        return launch.into();
+    }
     let tile = Tile::of_sum(op.math);
     let blocks = op.rows.div_ceil(tile.rows) * op.n_in.div_ceil(tile.columns);
     if blocks == 0 {
@@ -205,13 +252,17 @@ pub fn down_grad_input(op: &LoraDownGradInput, call: &PlacedCall, _: &DeviceShap
 }
 
 /// `y = fma(scale, s · bᵀ, y)` in the columns of each part; reads s, b, writes y.
-pub fn up(op: &LoraUp, call: &PlacedCall, _: &DeviceShape) -> CallLaunches {
+pub fn up(op: &LoraUp, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
     let tile = Tile::of_sum(op.math);
     let y = call.writes[0];
     let mut made = CallLaunches::default();
     Served::each(&op.adapters, op.math, |served| {
         let s = served.ranks_of(call.reads[0]);
         let b = served.rows_of(call.reads[1], op.math.storage().size());
+        if let Some(launch) = served.up_wide(op.rows, [s, b, y], device) {
+            made.launches.push(launch);
+            return;
+        }
         let entry = entry!(op.math, served.by_vectors(&[s, b, y]), "lora_up");
         let blocks = op.rows.div_ceil(tile.rows) * served.tiles(tile.columns);
         let mut args = regions([s, b, y]).to_vec();

@@ -87,6 +87,52 @@ fn ranks_and_columns_that_fill_no_chunks_take_kernels_without_vectors() {
 }
 
 #[test]
+fn whole_strips_are_gone_down_and_others_are_tiled() {
+    let entry = |rows, rank, columns: &[usize], math| {
+        let op = LoraUp {
+            rows,
+            adapters: adapters(rank, columns),
+            math,
+        };
+        up(&op, &placed(op.clone()), &H200).launches[0].entry
+    };
+    let bf16 = |rows, rank, columns| entry(rows, rank, columns, Math::Bf16);
+    assert_eq!(bf16(192, 16, &[512]), "lora_up_bf16_wide_16");
+    assert_eq!(bf16(192, 8, &[64, 128, 64]), "lora_up_bf16_wide_16");
+    assert_eq!(bf16(192, 24, &[512]), "lora_up_bf16_wide_32");
+    assert_eq!(bf16(192, 48, &[512]), "lora_up_bf16_wide_48");
+    assert_eq!(entry(192, 16, &[512], Math::F16), "lora_up_f16_wide_16");
+    // Rows and columns that are no whole stage or strip, long and odd chains, and other precisions.
+    assert_eq!(bf16(200, 16, &[512]), "lora_up_bf16");
+    assert_eq!(bf16(192, 16, &[64, 72]), "lora_up_bf16");
+    assert_eq!(bf16(192, 56, &[512]), "lora_up_bf16");
+    assert_eq!(bf16(192, 12, &[512]), "lora_up_bf16_any");
+    assert_eq!(entry(192, 16, &[512], Math::Tf32), "lora_up_tf32");
+}
+
+#[test]
+fn a_strip_reads_its_ranks_by_16_bytes() {
+    let entry = |[rows, n_in, ranks]: [usize; 3], offset: usize| {
+        let op = LoraDownGradInput {
+            rows,
+            n_in,
+            ranks,
+            store: crate::op::Store::Add,
+            math: Math::Bf16,
+        };
+        let mut call = placed(op.clone());
+        call.reads[0].offset += offset;
+        down_grad_input(&op, &call, &H200).launches[0].entry
+    };
+    let wide = |sizes| entry(sizes, 0);
+    assert_eq!(wide([192, 512, 16]), "lora_down_grad_input_bf16_wide_16");
+    assert_eq!(wide([192, 512, 48]), "lora_down_grad_input_bf16_wide_48");
+    assert_eq!(wide([192, 520, 48]), "lora_down_grad_input_bf16");
+    assert_eq!(wide([192, 512, 64]), "lora_down_grad_input_bf16");
+    assert_eq!(entry([192, 512, 16], 8), "lora_down_grad_input_bf16_any");
+}
+
+#[test]
 fn pieces_of_every_launch_meet_behind_the_same_counters() {
     let of = |columns: &[usize], piece| {
         let op = LoraUpGradWeight {

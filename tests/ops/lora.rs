@@ -46,10 +46,15 @@ fn adapters(rank: usize, n_out: usize, parts: &[(usize, usize)]) -> Adapters {
 }
 
 /// One part, the outer parts of three, all of two, rank one; whole chunks of 16 bytes, in five parts, with gaps; more
-/// ranks than a tile has columns.
-fn shapes() -> [(usize, Adapters); 7] {
+/// ranks than a tile has columns; whole strips of 64 columns with one, two and three steps of terms, the last one whole and not.
+fn shapes() -> [(usize, Adapters); 11] {
     let five = [(8, 72), (80, 8), (160, 16), (176, 80), (264, 128)];
+    let strips = [(8, 64), (80, 128), (208, 64), (272, 64)];
     [
+        (80, adapters(16, 336, &strips)),
+        (48, adapters(8, 336, &strips)),
+        (32, adapters(32, 128, &[(0, 64), (64, 64)])),
+        (48, adapters(40, 128, &[(0, 128)])),
         (5, adapters(3, 11, &[(0, 11)])),
         (33, adapters(8, 40, &[(0, 17), (30, 10)])),
         (7, adapters(4, 12, &[(0, 6), (6, 6)])),
@@ -150,7 +155,55 @@ fn the_gradient_of_the_upper_matrix_is_scaled_after_its_pieces_are_folded() {
     }
 }
 
-const LOWER: [[usize; 3]; 4] = [[1, 1, 1], [7, 33, 4], [40, 64, 24], [70, 72, 48]];
+/// So many strips that a GPU's block goes down all rows, further than it reads ahead.
+#[test]
+fn long_runs_of_rows_have_their_bits() {
+    let (rows, columns, rank, math) = (80, 1088 * 64, 16, Math::Bf16);
+    let op = LoraUp {
+        rows,
+        adapters: adapters(rank, columns, &[(0, columns)]),
+        math,
+    };
+    let case = Case::random(op, 5);
+    let (s, b) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
+    let before = numbers(&case.writes[0]);
+    let element = |at: usize| {
+        let (t, o) = (at / columns, at % columns);
+        let sum = chain(math, (0..rank).map(|k| (s[t * rank + k], b[o * rank + k])));
+        1.7_f32.mul_add(sum, before[at])
+    };
+    assert_stored(&case, (0..rows * columns).map(element).collect());
+    let op = LoraDownGradInput {
+        rows,
+        n_in: columns,
+        ranks: rank,
+        store: Store::Add,
+        math,
+    };
+    let case = Case::random(op, 6);
+    let (ds, a) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
+    let before = numbers(&case.writes[0]);
+    let element = |at: usize| {
+        let (t, i) = (at / columns, at % columns);
+        before[at]
+            + chain(
+                math,
+                (0..rank).map(|k| (ds[t * rank + k], a[k * columns + i])),
+            )
+    };
+    assert_stored(&case, (0..rows * columns).map(element).collect());
+}
+
+const LOWER: [[usize; 3]; 8] = [
+    [1, 1, 1],
+    [7, 33, 4],
+    [40, 64, 24],
+    [70, 72, 48],
+    [48, 320, 16],
+    [80, 64, 48],
+    [32, 128, 32],
+    [16, 64, 8],
+];
 
 #[test]
 fn the_lower_product_and_its_input_gradient_have_their_bits() {
