@@ -70,7 +70,8 @@ pub fn again_lines(plan: &Plan) -> Vec<String> {
             0 => String::new(),
             _ => format!(", {bytes} bytes not kept"),
         };
-        format!("{op} ({tensor}) of {layers} layers{kept}")
+        let plural = if *layers == 1 { "" } else { "s" };
+        format!("{op} ({tensor}) of {layers} layer{plural}{kept}")
     };
     plan.computed_again().iter().map(line).collect()
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::GradBuilder;
-use super::schedule::{self, Unit};
+use super::schedule::{self, Unit, Written};
 use crate::error::PlanError;
 use crate::op::{Op, OpCall, Slot};
 use crate::program::SlotTable;
@@ -76,9 +76,11 @@ impl Standing {
     ///
     /// # Errors
     /// [`PlanError::Again`] for a tensor of which only some of its calls stand again.
-    fn of(slots: &SlotTable, body: &[OpCall], stretch: &Stretch) -> Result<Self, PlanError> {
-        let range = stretch.calls.clone();
-        let calls = &body[range.clone()];
+    fn of(
+        slots: &SlotTable,
+        (calls, stretch): (&[OpCall], &Stretch),
+        written_by: &Written,
+    ) -> Result<Self, PlanError> {
         let bounds = schedule::unit_bounds(slots, calls);
         let choices = stretch
             .again
@@ -88,12 +90,10 @@ impl Standing {
         let units = bounds.iter().zip(choices);
         let units = units.map(|(unit, again)| again_of(slots, &calls[unit.clone()], again));
         let units = units.collect::<Result<Vec<_>, _>>()?;
-        let mut elsewhere = schedule::writes(slots, &body[..range.start]);
-        elsewhere.extend(schedule::writes(slots, &body[range.end..]));
         let written = units.iter().flatten();
         let written = written.flat_map(|unit| schedule::writes(slots, unit));
         let roots: BTreeSet<Slot> = written
-            .filter(|root| !elsewhere.contains(root))
+            .filter(|&root| !written_by.outside(root, &stretch.calls))
             .filter(|&root| slots.spec(root).role == Role::Activation)
             .collect();
         let plan = Standing {
@@ -240,9 +240,10 @@ impl GradBuilder<'_> {
         stretches: &[Stretch],
     ) -> Result<(), PlanError> {
         let mut end = body.len();
+        let written = Written::by(&self.program.slots, body);
         for stretch in stretches.iter().rev().filter(|s| !s.keeps_all()) {
             self.backward(&body[stretch.calls.end..end])?;
-            self.backward_again(body, stretch)?;
+            self.backward_again(&body[stretch.calls.clone()], stretch, &written)?;
             end = stretch.calls.start;
         }
         self.backward(&body[..end])
@@ -253,10 +254,14 @@ impl GradBuilder<'_> {
         self.repeated.clone()
     }
 
-    fn backward_again(&mut self, body: &[OpCall], stretch: &Stretch) -> Result<(), PlanError> {
-        let plan = Standing::of(&self.program.slots, body, stretch)?;
-        self.check_unchanged(body, stretch, &plan)?;
-        let calls = &body[stretch.calls.clone()];
+    fn backward_again(
+        &mut self,
+        calls: &[OpCall],
+        stretch: &Stretch,
+        written: &Written,
+    ) -> Result<(), PlanError> {
+        let plan = Standing::of(&self.program.slots, (calls, stretch), written)?;
+        self.check_unchanged(stretch.calls.start, &plan, written)?;
         let mut twins = Twins {
             roots: plan.roots,
             slots: BTreeMap::new(),
@@ -292,9 +297,9 @@ impl GradBuilder<'_> {
     /// backward of later layers.
     fn check_unchanged(
         &self,
-        body: &[OpCall],
-        stretch: &Stretch,
+        start: usize,
         plan: &Standing,
+        written: &Written,
     ) -> Result<(), PlanError> {
         let slots = &self.program.slots;
         let derived = schedule::writes(slots, &self.program.calls[self.derived_from..]);
@@ -302,13 +307,10 @@ impl GradBuilder<'_> {
             let Some(unit) = unit else {
                 continue;
             };
-            let mut kept = schedule::needs(slots, unit);
-            kept.retain(|root| !plan.roots.contains(root));
-            let later = &body[stretch.calls.start + bounds.end..];
-            let later = later.iter().flat_map(|call| &call.writes);
-            let mut later = later.map(|&slot| slots.root(slot).0);
-            let changed = later.find(|root| kept.contains(root));
-            let changed = changed.or_else(|| kept.intersection(&derived).next().copied());
+            let needs = schedule::needs(slots, unit).into_iter();
+            let mut kept = needs.filter(|root| !plan.roots.contains(root));
+            let after = start + bounds.end;
+            let changed = kept.find(|&root| written.from(root, after) || derived.contains(&root));
             if let Some(root) = changed {
                 return Err(refused(slots, unit, root, "inputs that stay as they were"));
             }

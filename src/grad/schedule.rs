@@ -3,7 +3,7 @@
 //! Calls are moved in units. A unit is a call after those that fill scratch for it, such as the numbers of a weight that
 //! is stored as NF4: nothing may come between them, for other units fill the same scratch.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::op::{Access, OpCall, Slot};
@@ -66,6 +66,34 @@ pub fn writes(slots: &SlotTable, calls: &[OpCall]) -> BTreeSet<Slot> {
 
 fn roots_written<'a>(slots: &'a SlotTable, call: &'a OpCall) -> impl Iterator<Item = Slot> + 'a {
     call.writes.iter().map(|&slot| slots.root(slot).0)
+}
+
+/// The first and the last of some calls that write each tensor.
+pub struct Written(BTreeMap<Slot, (usize, usize)>);
+
+impl Written {
+    /// Of these calls.
+    pub fn by(slots: &SlotTable, calls: &[OpCall]) -> Self {
+        let mut written = BTreeMap::new();
+        for (index, call) in calls.iter().enumerate() {
+            for root in roots_written(slots, call) {
+                let (first, _) = *written.entry(root).or_insert((index, index));
+                written.insert(root, (first, index));
+            }
+        }
+        Written(written)
+    }
+
+    /// Whether a call outside of `range` writes the tensor.
+    pub fn outside(&self, root: Slot, range: &Range<usize>) -> bool {
+        let found = self.0.get(&root);
+        found.is_some_and(|(first, last)| *first < range.start || *last >= range.end)
+    }
+
+    /// Whether a call from this one on writes the tensor.
+    pub fn from(&self, root: Slot, index: usize) -> bool {
+        self.0.get(&root).is_some_and(|(_, last)| *last >= index)
+    }
 }
 
 /// The units of `again` without those that write none of `twins` which a later one or `rest` reads.

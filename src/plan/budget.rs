@@ -4,16 +4,19 @@
 //! backward against the time of the calls, by the static rule of [`super::cost`]. Those sets that no mixture of two others
 //! beats are steps, each dearer a byte than the one before. All layers' steps stand in one order, the cheapest byte
 //! first and of equal ones those of the lowest layers, whose backward comes last, when little else is left. How many of
-//! them are taken is searched for by planning: the arena also holds what lives only for some calls.
+//! them are taken is searched for by planning: the arena also holds what lives only for some calls. Among the steps is
+//! also that a head whose weight is frozen runs in smaller chunks, so that fewer logits exist at once.
 
 mod layer;
 
 use super::build::{self, Built, Chosen};
-use super::{Plan, PlanConfig, ProgramKind};
+use super::{Plan, PlanConfig, ProgramKind, cost};
 use crate::error::PlanError;
 use crate::grad::recompute::Again;
-use crate::grad::schedule;
+use crate::grad::schedule::{self, Written};
 use crate::model::Model;
+use crate::op::Op;
+use crate::op::matmul::{Matmul, MatmulGradInput};
 use layer::{Layer, LayerOption};
 
 /// Plans the step of `model` in an arena of at most so many bytes.
@@ -26,14 +29,21 @@ pub(super) fn plan(
     definition: Option<blake3::Hash>,
     budget_bytes: usize,
 ) -> Result<Plan, PlanError> {
-    let build = |chosen: Chosen| build::plan(model, config.clone(), definition, chosen);
-    let kept = build(Chosen::Layers(None))?;
+    let build = |config: PlanConfig, chosen: Chosen| build::plan(model, config, definition, chosen);
+    let kept = build(config.clone(), Chosen::Layers(None))?;
     let kept_bytes = kept.plan.layout.arena_bytes();
     if kept_bytes <= budget_bytes {
         return Ok(kept.plan);
     }
     let steps = Steps::of(&kept);
-    let take = |count: usize| Ok(build(Chosen::Units(&steps.first(count)))?.plan);
+    let take = |count: usize| {
+        let (layers, chunk_logits) = steps.first(count);
+        let config = PlanConfig {
+            chunk_logits: chunk_logits.unwrap_or(config.chunk_logits),
+            ..config.clone()
+        };
+        Ok(build(config, Chosen::Units(&layers))?.plan)
+    };
     let everything = take(steps.order.len())?;
     let needed_bytes = everything.layout.arena_bytes();
     if needed_bytes > budget_bytes {
@@ -48,19 +58,28 @@ pub(super) fn plan(
 /// Of so many attempts one halves what is left to search.
 const GUESSES: usize = 3;
 
-/// What can be computed again, a step after the other.
+/// What saves memory, a step after the other.
 struct Steps {
     /// Of each layer what is computed again after each of its steps, from nothing on.
     layers: Vec<Vec<LayerOption>>,
+    /// The most logits at once after each step of the head.
+    chunks: Vec<usize>,
     order: Vec<Step>,
 }
 
-/// The next option of a layer.
+/// The next option of a layer, or smaller chunks of the head.
 struct Step {
-    layer: usize,
+    place: Place,
     /// Seconds a byte.
     price: f64,
     bytes: usize,
+}
+
+/// Where a step saves memory. Of equal prices the lowest layer's comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Layer(usize),
+    Head,
 }
 
 impl Steps {
@@ -72,10 +91,14 @@ impl Steps {
         };
         let (body, backward) = plan.calls(kind).split_at(kept.body);
         let held = schedule::needs(&plan.slots, backward);
+        let written = Written::by(&plan.slots, body);
+        let ends =
+            [kept.layers.first(), kept.layers.last()].map(|l| l.cloned().unwrap_or_default());
+        let all = ends[0].start..ends[1].end;
         let mut known: Vec<(Layer, Vec<LayerOption>)> = Vec::new();
         let mut layers = Vec::new();
         for calls in &kept.layers {
-            let layer = Layer::of(&plan.slots, (body, calls.clone()), &held);
+            let layer = Layer::of((&plan.slots, &written), (body, &all, calls), &held);
             // Layers that are alike are weighed once.
             let options = match known.iter().find(|(other, _)| *other == layer) {
                 Some((_, options)) => options.clone(),
@@ -87,21 +110,32 @@ impl Steps {
             };
             layers.push(options);
         }
-        let order = order_of(&layers);
-        Steps { layers, order }
+        let (chunks, halvings) = halvings(kept);
+        let mut order = order_of(&layers);
+        order.extend(halvings);
+        order.sort_by(|a, b| a.price.total_cmp(&b.price).then(a.place.cmp(&b.place)));
+        Steps {
+            layers,
+            chunks,
+            order,
+        }
     }
 
-    /// What is computed again of each layer after so many steps.
-    fn first(&self, count: usize) -> Vec<Vec<Again>> {
+    /// After so many steps what is computed again of each layer, and the most logits at once where they are fewer.
+    fn first(&self, count: usize) -> (Vec<Vec<Again>>, Option<usize>) {
         let mut taken = vec![0; self.layers.len()];
+        let mut chunks = self.chunks.iter();
+        let mut chunk_logits = None;
         for step in &self.order[..count] {
-            taken[step.layer] += 1;
+            match step.place {
+                Place::Layer(layer) => taken[layer] += 1,
+                Place::Head => chunk_logits = chunks.next().copied(),
+            }
         }
         let options = self.layers.iter().zip(taken);
         let options = options.map(|(options, taken)| options.get(taken));
-        options
-            .map(|option| option.map_or_else(Vec::new, |o| o.again.clone()))
-            .collect()
+        let again = options.map(|option| option.map_or_else(Vec::new, |o| o.again.clone()));
+        (again.collect(), chunk_logits)
     }
 
     /// The fewest steps that keep the budget: fewer by one are seen not to.
@@ -171,14 +205,63 @@ fn order_of(layers: &[Vec<LayerOption>]) -> Vec<Step> {
             // A layer's own steps stay in their order also where rounding would say otherwise.
             price = price.max(seconds / bytes as f64);
             order.push(Step {
-                layer,
+                place: Place::Layer(layer),
                 price,
                 bytes,
             });
         }
     }
-    order.sort_by(|a, b| a.price.total_cmp(&b.price).then(a.layer.cmp(&b.layer)));
     order
+}
+
+/// Rows of the smallest chunks that a head is cut into for a budget: fewer would not fill a large device.
+const LEAST_ROWS: usize = 512;
+
+/// The steps of a head whose weight is not trained, of whose chunks no bit depends: the most logits at once after each,
+/// half as many as before it.
+fn halvings(kept: &Built) -> (Vec<usize>, Vec<Step>) {
+    let plan = &kept.plan;
+    let (mut chunks, mut steps) = (Vec::new(), Vec::new());
+    let (Some(head), Some((logits, _))) = (kept.frozen_head, plan.logits.first()) else {
+        return (chunks, steps);
+    };
+    let (vocab_size, math) = (head.vocab_size, plan.config.math);
+    let mut rows = plan.slots.spec(*logits).shape.elements() / vocab_size.max(1);
+    let mut price = 0.0_f64;
+    while rows >= 2 * LEAST_ROWS {
+        let times = plan.inputs.rows().div_ceil(rows) as f64;
+        let seconds = |rows| {
+            let (n_in, n_out) = (head.d_model, vocab_size);
+            let ops = [
+                Op::from(Matmul {
+                    rows,
+                    n_in,
+                    n_out,
+                    bias: false,
+                    math,
+                }),
+                Op::from(MatmulGradInput {
+                    rows,
+                    n_in,
+                    n_out,
+                    math,
+                }),
+            ];
+            ops.iter().map(cost::seconds).sum::<f64>()
+        };
+        let half = rows / 2;
+        let bytes = (rows - half) * vocab_size * math.storage().size();
+        let more = (2.0 * seconds(half) - seconds(rows)).max(0.0);
+        price = price.max(times * more / bytes as f64);
+        steps.push(Step {
+            place: Place::Head,
+            price,
+            bytes,
+        });
+        chunks.push(half * vocab_size);
+        rows = half;
+    }
+    (chunks, steps)
 }
 
 #[cfg(test)]

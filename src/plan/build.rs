@@ -31,6 +31,8 @@ pub(super) struct Built {
     pub layers: Vec<Range<usize>>,
     /// The model's forward calls, with which its programs begin.
     pub body: usize,
+    /// The head of a model of tokens, where its weight is not trained.
+    pub frozen_head: Option<Head>,
 }
 
 /// A plan while its programs are made.
@@ -102,10 +104,13 @@ pub(super) fn plan(
     if let Passes::Halves { .. } = build.config.form.passes {
         build.halves()?;
     }
+    let weight = build.program.slots.root(build.program.master(end.weight)).0;
+    let frozen = weight != build.placed.arenas.param && build.inputs.features.is_none();
     Ok(Built {
         plan: build.finish(definition)?,
         layers,
         body: count,
+        frozen_head: frozen.then_some(end),
     })
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bitstep::engine::run::{backbone_plan_of, plan_of};
+use bitstep::engine::run::{backbone_plan_of, model_of, plan_of};
 use bitstep::error::PlanError;
 use bitstep::golden::verify::verify;
 use bitstep::golden::{GoldenFile, Verdict};
@@ -14,7 +14,7 @@ use bitstep::op::Op;
 use bitstep::plan::{Passes, Plan, PlanConfig, ProgramKind, Recompute, StepForm};
 use bitstep::shape::Math;
 
-use super::common::cpu;
+use super::common::{VOCAB, cpu};
 use super::recompute::{LAYERS, adapted, decoder, digests, mamba};
 use super::values::results;
 
@@ -216,16 +216,36 @@ fn a_golden_holds_within_a_budget() {
     }
 }
 
-/// A recipe of `benches/recipes`.
-fn bench_recipe(name: &str, arena_bytes: Option<usize>) -> Recipe {
+/// A recipe of `benches/recipes` with a budget.
+fn bench_recipe(name: &str, arena_bytes: usize) -> Recipe {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/recipes");
     let mut recipe = Recipe::from_path(&folder.join(format!("{name}.toml"))).expect("a recipe");
-    let text = match arena_bytes {
-        Some(bytes) => format!("memory.arena_bytes={bytes}"),
-        None => "memory.recompute=0".to_owned(),
-    };
+    let text = format!("memory.arena_bytes={arena_bytes}");
     recipe.set_memory(&text).expect("fits");
     recipe
+}
+
+/// Of a head that is not trained the chunks decide no bit, whatever their size: a budget may make them smaller.
+#[test]
+fn the_chunks_of_a_frozen_head_decide_no_bit() {
+    for math in [Math::F32, Math::Bf16] {
+        let chunked = |rows: usize| {
+            let config = PlanConfig {
+                math,
+                chunk_logits: rows * VOCAB,
+                ..PlanConfig::of(4, 35)
+            };
+            Arc::new(Plan::build(&adapted(), config).expect("plans"))
+        };
+        let whole = chunked(1000);
+        assert_eq!(whole.logits.len(), 1);
+        let expected = digests(&whole);
+        for rows in [1, 3, 16, 64, 139] {
+            let plan = chunked(rows);
+            assert!(plan.logits.len() > 1);
+            assert!(digests(&plan) == expected, "{math}, {rows} rows");
+        }
+    }
 }
 
 /// The sizes of the benchmarks within the memory that their peers take, less what kernels need beside the arena.
@@ -238,16 +258,22 @@ fn the_sizes_of_the_benchmarks_fit_their_budgets() {
         ("qwen06-bf16", 17_400_000_000 - 80_000_000),
     ];
     for (name, budget) in budgets {
-        let planned = |arena_bytes| {
-            let recipe = bench_recipe(name, arena_bytes);
-            let backbone = name.starts_with("mamba");
-            let plan = if backbone { backbone_plan_of } else { plan_of };
-            plan(&recipe).expect("plans")
-        };
-        let kept = planned(None);
+        let recipe = bench_recipe(name, budget);
+        let backbone = name.starts_with("mamba");
         let clock = Instant::now();
-        let plan = planned(Some(budget));
+        let plan = if backbone { backbone_plan_of } else { plan_of };
+        let plan = plan(&recipe).expect("fits");
         let took = clock.elapsed();
+        // The stored form with as many logits at once: a frozen head may run in smaller chunks.
+        let model = match backbone {
+            true => recipe.model_config().expect("a model").backbone(),
+            false => Some(model_of(&recipe).expect("a model")),
+        };
+        let config = PlanConfig {
+            form: StepForm::default(),
+            ..plan.config.clone()
+        };
+        let kept = Plan::build(model.expect("a backbone").as_ref(), config).expect("plans");
         let bytes = plan.layout.arena_bytes();
         assert!(bytes <= budget, "{name}: {bytes}");
         // The search ends near the budget.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::grad::recompute::Again;
-use crate::grad::schedule;
+use crate::grad::schedule::{self, Written};
 use crate::op::{OpCall, Slot};
 use crate::plan::cost;
 use crate::program::SlotTable;
@@ -23,8 +23,10 @@ pub(super) struct Layer {
     bytes: Vec<usize>,
     /// Activations that no call outside the layer writes.
     own: Tensors,
-    /// What backward reads where nothing is computed again.
+    /// What backward reads of them where nothing is computed again.
     held: Tensors,
+    /// What no layer writes and backward reads anyway: it costs nothing to read it once more.
+    free: Tensors,
     units: Vec<Calls>,
     /// Units that write a tensor in common stand again together.
     groups: Vec<Vec<usize>>,
@@ -100,10 +102,11 @@ fn bit(at: usize) -> Tensors {
 }
 
 impl Layer {
-    /// The layer that stands at `range` in the body; backward reads `held` of what forward leaves.
+    /// The layer that stands at `range` in a body of which `layers` are all layers; backward reads `held` of what
+    /// forward leaves.
     pub fn of(
-        slots: &SlotTable,
-        (body, range): (&[OpCall], Range<usize>),
+        (slots, written): (&SlotTable, &Written),
+        (body, layers, range): (&[OpCall], &Range<usize>, &Range<usize>),
         held: &BTreeSet<Slot>,
     ) -> Self {
         let mut names = Names {
@@ -118,31 +121,32 @@ impl Layer {
                 let again = call.op.rule().from_own_output(call)?;
                 Some(names.form(&[again]))
             });
-            let later = schedule::writes(slots, &body[range.start + bounds.end..]);
-            units.push((names.form(unit), own, later));
+            units.push((names.form(unit), own, range.start + bounds.end));
         }
-        let mut elsewhere = schedule::writes(slots, &body[..range.start]);
-        elsewhere.extend(schedule::writes(slots, &body[range.end..]));
         // From here on no tensor gets a new bit.
         let roots = std::mem::take(&mut names.roots);
         let those = |wanted: &dyn Fn(Slot) -> bool| {
             let found = roots.iter().enumerate().filter(|(_, root)| wanted(**root));
             found.fold(0, |bits, (at, _)| bits | bit(at))
         };
-        let written = units
+        let all = units
             .iter()
             .fold(0, |all, (called, ..)| all | called.writes);
         let activation = |root| slots.spec(root).role == Role::Activation;
-        let own = written & those(&|root| activation(root) && !elsewhere.contains(&root));
-        let units = units.into_iter().map(|(called, own, later)| Calls {
+        let own = all & those(&|root| activation(root) && !written.outside(root, range));
+        let held = those(&|root| held.contains(&root));
+        let inside =
+            those(&|root| written.from(root, layers.start) && !written.from(root, layers.end));
+        let units = units.into_iter().map(|(called, own, end)| Calls {
             called,
             from_own_output: own,
-            changed: those(&|root| later.contains(&root)),
+            changed: those(&|root| written.from(root, end)),
         });
         let mut layer = Layer {
             bytes: roots.iter().map(|&r| slots.spec(r).bytes()).collect(),
             own,
-            held: those(&|root| held.contains(&root)),
+            held: held & own,
+            free: held & !inside,
             units: units.collect(),
             groups: Vec::new(),
         };
@@ -152,7 +156,7 @@ impl Layer {
 
     /// Units in groups, of those from whose tensors something that backward reads follows.
     fn groups_of(&self) -> Vec<Vec<usize>> {
-        let mut useful = self.held & self.own;
+        let mut useful = self.held;
         for unit in self.units.iter().rev() {
             if unit.called.writes & useful != 0 {
                 useful |= unit.called.needs;
@@ -268,8 +272,8 @@ impl Layer {
                 group.iter().for_each(|&unit| chosen[unit] = again[unit]);
             }
         }
-        // What another layer keeps anyway is in `held`, and costs nothing here.
-        let kept = wanted & !twins & (self.own | !self.held);
+        // What another layer writes counts, though it may be kept there: it may be computed again there as well.
+        let kept = wanted & !twins & !self.free;
         let bytes = self.bytes.iter().enumerate();
         let bytes = bytes.filter(|(at, _)| kept & bit(*at) != 0);
         Some(LayerOption {

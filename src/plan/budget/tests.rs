@@ -182,7 +182,8 @@ fn the_steps_of_a_layer_keep_less_and_less_at_a_dearer_and_dearer_byte() {
         assert!(order.is_sorted_by(|a, b| a.price <= b.price));
         // Every prefix can be planned.
         for count in 0..=order.len() {
-            let chosen = steps.first(count);
+            let (chosen, chunk_logits) = steps.first(count);
+            assert_eq!(chunk_logits, None, "its head has few rows");
             let built = build::plan(&decoder, plan_config(), None, Chosen::Units(&chosen));
             assert!(built.is_ok(), "{count}: {:?}", built.err());
         }
