@@ -1,6 +1,7 @@
 //! The engine on the CPU: transitions, refusals, proofs, faults, and what a step may not depend on.
 
 mod attention;
+mod budget;
 mod common;
 mod digests;
 mod faults;
@@ -20,3 +21,4 @@ mod states;
 mod steps;
 mod timing;
 mod updates;
+mod values;
