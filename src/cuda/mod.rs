@@ -33,6 +33,7 @@ pub mod late;
 mod launch;
 pub mod lora;
 pub mod matmul;
+mod matmul_pair;
 mod matmul_tensor;
 pub mod module;
 pub mod nf4;
