@@ -34,6 +34,7 @@ mod launch;
 pub mod lora;
 mod lora_wide;
 pub mod matmul;
+mod matmul_pair;
 mod matmul_tensor;
 pub mod module;
 pub mod nf4;

@@ -94,6 +94,7 @@ pub const PTX: &[(&str, &str)] = ptx![
     "matmul_grad_weight_tf32",
     "matmul_grads_bf16",
     "matmul_grads_f16",
+    "matmul_grads_f32",
     "matmul_grads_tf32",
     "matmul_tf32",
     "nf4_dequantise_bf16",
