@@ -32,6 +32,7 @@ pub mod lanes;
 pub mod late;
 mod launch;
 pub mod lora;
+mod lora_together;
 mod lora_wide;
 pub mod matmul;
 mod matmul_pair;

@@ -79,6 +79,8 @@ pub const PTX: &[(&str, &str)] = ptx![
     "lora_up_grad_weight_f16",
     "lora_up_grad_weight_f32",
     "lora_up_grad_weight_tf32",
+    "lora_up_swiglu_bf16",
+    "lora_up_swiglu_f16",
     "lora_up_tf32",
     "loss_sum_f32",
     "matmul_bf16",

@@ -3,6 +3,7 @@
 //!
 //! - The gradients of a small linear layer's weight and of its input, which both read `dy`.
 //! - Attention and its gradients, and what stands beside them (`attention_together.rs`).
+//! - The adapters of gate and up, and SwiGLU (`lora_together.rs`).
 //! - The loss, the squares of few gradients, and the decision on the step, by the last block to arrive.
 //!
 //! A block computes what it would compute alone, so no bit depends on it. Calls that are launched one by one, as before capture, give the same.
@@ -11,6 +12,7 @@ use super::attention_together;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::clip::shared_doubles;
 use super::cross_entropy::{loss_cut, loss_places};
+use super::lora_together;
 use super::matmul::{input_work, weight_work};
 use super::matmul_pair::Pair;
 use super::matmul_tensor::Paired;
@@ -141,6 +143,7 @@ pub fn groups(calls: &[PlacedCall], device: &DeviceShape) -> Vec<Option<Group>> 
         layer_gradients(calls, device)
             .or_else(|| attention_together::turned(calls, device))
             .or_else(|| attention_together::gradients(calls, device))
+            .or_else(|| lora_together::gated(calls, device))
             .or_else(|| step_end(calls))
     };
     (0..calls.len()).map(from).collect()

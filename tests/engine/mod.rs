@@ -1,5 +1,6 @@
 //! The engine on the CPU: transitions, refusals, proofs, faults, and what a step may not depend on.
 
+mod adapters;
 mod attention;
 mod budget;
 mod common;
