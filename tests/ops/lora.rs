@@ -46,8 +46,8 @@ fn adapters(rank: usize, n_out: usize, parts: &[(usize, usize)]) -> Adapters {
 }
 
 /// One part, the outer parts of three, all of two, rank one; whole chunks of 16 bytes, in five parts, with gaps; more
-/// ranks than a tile has columns.
-fn shapes() -> [(usize, Adapters); 7] {
+/// ranks than a tile has columns, than the narrowest has, and than any has, over more columns than are under way at once.
+fn shapes() -> [(usize, Adapters); 9] {
     let five = [(8, 72), (80, 8), (160, 16), (176, 80), (264, 128)];
     [
         (5, adapters(3, 11, &[(0, 11)])),
@@ -57,6 +57,8 @@ fn shapes() -> [(usize, Adapters); 7] {
         (35, adapters(16, 264, &[(0, 136), (136, 64), (200, 64)])),
         (65, adapters(8, 400, &five)),
         (34, adapters(40, 96, &[(0, 80), (80, 16)])),
+        (33, adapters(24, 1160, &[(0, 72), (80, 1080)])),
+        (20, adapters(64, 72, &[(0, 72)])),
     ]
 }
 
@@ -150,7 +152,14 @@ fn the_gradient_of_the_upper_matrix_is_scaled_after_its_pieces_are_folded() {
     }
 }
 
-const LOWER: [[usize; 3]; 4] = [[1, 1, 1], [7, 33, 4], [40, 64, 24], [70, 72, 48]];
+const LOWER: [[usize; 3]; 6] = [
+    [1, 1, 1],
+    [7, 33, 4],
+    [40, 64, 24],
+    [70, 72, 48],
+    [33, 1160, 16],
+    [20, 136, 64],
+];
 
 #[test]
 fn the_lower_product_and_its_input_gradient_have_their_bits() {
