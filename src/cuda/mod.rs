@@ -51,6 +51,7 @@ mod rows;
 pub mod scan;
 pub mod split_columns;
 pub mod swiglu;
+mod thin;
 pub mod together;
 pub mod tree_add;
 
