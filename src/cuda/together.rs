@@ -233,7 +233,7 @@ mod tests {
             ([128, 768], "matmul_grads_f32_32x32_64x32", 128 + 8 * 48),
             ([256, 128], "matmul_grads_f32_64x32_64x32", 128 + 8 * 16),
             ([8, 256], "matmul_grads_f32_32x32_32x32", 32 + 8 * 8),
-            ([132, 128], "matmul_grads_f32_64x32_32x32", 80 + 8 * 20),
+            ([132, 128], "matmul_grads_f32_64x32_64x32", 80 + 8 * 10),
         ];
         for (sizes, entry, blocks) in expected {
             assert_eq!(made(sizes), Some((entry, blocks)), "{sizes:?}");
