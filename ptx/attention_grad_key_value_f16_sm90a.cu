@@ -7,3 +7,6 @@ GROUP_GRAD_KEY_VALUE(attention_grad_key_value_f16_sm90a_d128, F16, 128, 2, 3, 1)
 // With the rotation.
 GROUP_GRAD_KEY_VALUE_TURNED(attention_grad_key_value_f16_sm90a_d64_turned, F16, 64, 1, 3, 3)
 GROUP_GRAD_KEY_VALUE_TURNED(attention_grad_key_value_f16_sm90a_d128_turned, F16, 128, 2, 3, 1)
+// With the rotation and what the query pass takes over.
+GROUP_GRAD_KEY_VALUE_KEEPING(attention_grad_key_value_f16_sm90a_d64_keeping, F16, 64, 1, 3, 3)
+GROUP_GRAD_KEY_VALUE_KEEPING(attention_grad_key_value_f16_sm90a_d128_keeping, F16, 128, 2, 3, 1)

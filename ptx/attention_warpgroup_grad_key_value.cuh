@@ -7,7 +7,7 @@
 #define BITSTEP_ATTENTION_WARPGROUP_GRAD_KEY_VALUE_CUH
 
 #include "attention_tensor_together.cuh"
-#include "attention_warpgroup.cuh"
+#include "attention_warpgroup_kept.cuh"
 
 namespace tensor {
 
@@ -17,6 +17,23 @@ struct GroupGradKeyValue {
     typedef Format H;
     static constexpr int D = COLUMNS, GROUPS = GROUPS_, STAGES = STAGES_, AHEAD = STAGES - 2;
     static constexpr int THREADS = GROUPS * GROUP_THREADS, TILE_BYTES = D / 64 * PANEL;
+};
+
+// As Turning, and where the rounded `ds` of every tile goes for the query pass that takes it from there.
+struct Keeping {
+    static constexpr bool DELTA = false, TURN = true;
+    const float* table;
+    unsigned turned;
+    char* kept;
+};
+
+template <class With>
+struct Keeps {
+    static constexpr bool VALUE = false;
+};
+template <>
+struct Keeps<Keeping> {
+    static constexpr bool VALUE = true;
 };
 
 // Grid: (batch · key heads, blocks of keys, the first ones first). Shared memory: each group's keys and values, the
@@ -125,6 +142,14 @@ __device__ __forceinline__ void group_grad_key_value(const typename F::H::Elemen
         begin_products();
         add_tile<H>(dk, b, queries);
         commit_products();
+        if constexpr (Keeps<With>::VALUE) {
+            // While products are under way, registers do not suffice for these stores as well.
+            wait_products<0>();
+            settled(dk);
+            settled(dv);
+            const int head = kv_head * heads + step / per_head;
+            keep_tile(with.kept + kept_at(blockIdx.x / sizes.n_kv_heads * sizes.n_heads + head, all, tile, own), b);
+        }
     };
     int tile = first - 1;
     for (int step = 0; step < steps; step++) {
@@ -180,6 +205,18 @@ __device__ __forceinline__ void group_grad_key_value(const typename F::H::Elemen
         const tensor::Sizes<D, true> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};        \
         tensor::group_grad_key_value<F>(qkv, dout, lse, delta, dqkv, sizes, contract::negate(factor), scale,      \
                                         tensor::Turning{table, 1});                                               \
+    }
+
+// Keeps `ds` as well, and rotates the keys' gradient back if `turned`.
+#define GROUP_GRAD_KEY_VALUE_KEEPING(NAME, H, D, GROUPS, STAGES, BLOCKS)                                          \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS)                                            \
+        NAME(const tensor::H::Element* qkv, const tensor::H::Element* dout, const float* lse, const float* delta, \
+             tensor::H::Element* dqkv, const float* table, unsigned turned, char* kept, unsigned seq_len,         \
+             unsigned n_heads, unsigned n_kv_heads, unsigned head_dim, float factor, float scale) {               \
+        typedef tensor::GroupGradKeyValue<tensor::H, D, GROUPS, STAGES> F;                                        \
+        const tensor::Sizes<D, true> sizes = {(int)seq_len, (int)n_heads, (int)n_kv_heads, (int)head_dim};        \
+        tensor::group_grad_key_value<F>(qkv, dout, lse, delta, dqkv, sizes, contract::negate(factor), scale,      \
+                                        tensor::Keeping{table, turned, kept});                                    \
     }
 
 #endif

@@ -259,7 +259,7 @@ pub(crate) fn plans() -> Vec<Plan> {
 /// gradient may lie over the output.
 fn attention_plans(plans: &mut Vec<Plan>) {
     for head_dim in [32, 64, 128] {
-        for (batch, seq_len) in [(2, 24), (2, 96), (40, 1024)] {
+        for (batch, seq_len) in [(2, 24), (2, 96), (20, 1024), (40, 1024)] {
             for math in [Math::Tf32, Math::Bf16, Math::F16] {
                 let model = Decoder::new(ModelConfig {
                     family: Family::Llama,
@@ -393,6 +393,8 @@ fn every_launch_has_the_signature_of_its_kernel() {
     let of_neighbours = [
         "_with_delta",
         "_turned",
+        "_keeping",
+        "attention_grad_query_kept_",
         "attention_grads_",
         "attention_turned_",
         "lora_up_swiglu_",

@@ -4,12 +4,15 @@
 //!   leaves them to the key and value pass.
 //! - The rotation back of the gradients of queries and keys, in registers: a lane has both columns of a pair. What it
 //!   turns is rounded before as the pass stores it alone.
+//! - Where the gradients of the scores find a place in the workspace, the key and value pass leaves them there for the
+//!   query pass (`attention_kept.rs`). The dot products are computed before both.
 //! - Where a sequence has no more rows than a tile, a block rotates queries and keys before it attends to them.
 //! - Both passes stand in one grid where a sequence has no more rows than a tile. Each computes the dot products.
 //!
 //! The order of all sums is that of the calls alone, so no bit depends on it.
 
-use super::attention::{forward, grad_key_value, grad_query};
+use super::attention::{delta, forward, grad_key_value, grad_query};
+use super::attention_kept;
 use super::attention_tensor::ALIGNMENT;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::rows::number;
@@ -198,8 +201,11 @@ impl Chain {
 /// The dot products, both passes, and the rotation where one follows.
 pub(super) fn gradients(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group> {
     let chain = Chain::of(calls)?;
-    let (Op::AttentionGradQuery(query), Op::AttentionGradKeyValue(key_value)) =
-        (&calls[1].call.op, &calls[2].call.op)
+    let (
+        Op::AttentionDelta(dots),
+        Op::AttentionGradQuery(query),
+        Op::AttentionGradKeyValue(key_value),
+    ) = (&calls[0].call.op, &calls[1].call.op, &calls[2].call.op)
     else {
         return None;
     };
@@ -208,6 +214,20 @@ pub(super) fn gradients(calls: &[PlacedCall], device: &DeviceShape) -> Option<Gr
     let ([query], [key_value]) = (&query.launches[..], &key_value.launches[..]) else {
         return None;
     };
+    if let Some((passes, workspace_bytes)) =
+        attention_kept::launches(&chain.shape, key_value, chain.table)
+    {
+        let mut launches = delta(dots, &calls[0], device).launches;
+        launches.extend(passes);
+        return Some(Group {
+            calls: chain.calls(),
+            launches: CallLaunches {
+                launches,
+                workspace_bytes,
+                ..CallLaunches::default()
+            },
+        });
+    }
     let launches = match chain.both((query, key_value), device) {
         Some(both) => vec![both],
         None => {

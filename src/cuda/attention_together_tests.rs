@@ -82,6 +82,36 @@ fn four_calls_are_two_launches_and_one_where_a_tile_has_the_sequence() {
 }
 
 #[test]
+fn scores_gradients_are_kept_where_they_find_a_place_in_the_workspace() {
+    let calls = |batch| backward(shape(batch, 1024, 128), Math::F16);
+    let kept = vec![
+        "attention_delta_f16_d128",
+        "attention_grad_key_value_f16_sm90a_d128_keeping",
+        "attention_grad_query_kept_f16_sm90a_d128",
+    ];
+    assert_eq!(made(&calls(30)), Some((4, kept.clone())));
+    assert_eq!(made(&calls(30)[..3]), Some((3, kept)));
+    let group = gradients(&calls(30), &H200).expect("a group").launches;
+    assert_eq!(group.workspace_bytes, 120 * 136 * 8192);
+    assert_eq!(group.zeroed_bytes, 0);
+    let [_, key_value, query] = &group.launches[..] else {
+        panic!("{group:?}");
+    };
+    // The same place, table and rotation for both, and a tile of queries a block.
+    assert_eq!(key_value.args[7], Arg::Workspace { offset: 0 });
+    assert_eq!(query.args[0], key_value.args[7]);
+    assert_eq!(key_value.args[5..7], [Arg::Region(region(5)), Arg::U32(1)]);
+    assert_eq!(query.args[3..5], key_value.args[5..7]);
+    assert_eq!(query.grid, [120, 16, 1]);
+    let apart = gradients(&calls(30)[..3], &H200).expect("a group").launches;
+    assert_eq!(apart.launches[1].args[6], Arg::U32(0));
+    assert_eq!(apart.launches[2].args[4], Arg::U32(0));
+    // 124 heads of 136 tiles are more than 128 MiB.
+    let group = gradients(&calls(31), &H200).expect("a group").launches;
+    assert_eq!((group.launches.len(), group.workspace_bytes), (2, 0));
+}
+
+#[test]
 fn without_a_rotation_behind_them_three_calls_are_served() {
     let [a, b, c, turn] = backward(shape(40, 1024, 64), Math::Bf16);
     let expected = vec![

@@ -9,10 +9,10 @@ use crate::op::attention::{AttentionShape, KEY_TILE};
 use crate::shape::Math;
 
 /// Rows of a warpgroup, and of a tile.
-const TILE: usize = KEY_TILE;
-const GROUP_THREADS: usize = 128;
+pub(super) const TILE: usize = KEY_TILE;
+pub(super) const GROUP_THREADS: usize = 128;
 /// Bytes by which a block moves its shared memory to an aligned start.
-const ALIGNMENT: usize = 1024;
+pub(super) const ALIGNMENT: usize = 1024;
 
 /// A kernel's size; the entries in `ptx/attention*_sm90a.cu` say the same.
 #[derive(Clone, Copy, Debug)]

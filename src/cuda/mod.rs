@@ -4,6 +4,7 @@ pub mod adamw;
 mod admission;
 pub mod arena;
 pub mod attention;
+mod attention_kept;
 mod attention_tensor;
 mod attention_together;
 mod attention_warpgroup;

@@ -33,6 +33,8 @@ pub const PTX: &[(&str, &str)] = ptx![
     "attention_grad_query_f16",
     "attention_grad_query_f16_sm90a",
     "attention_grad_query_f32",
+    "attention_grad_query_kept_bf16_sm90a",
+    "attention_grad_query_kept_f16_sm90a",
     "attention_grad_query_tf32",
     "attention_grads_bf16",
     "attention_grads_f16",

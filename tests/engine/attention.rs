@@ -157,16 +157,30 @@ fn a_graph_in_which_attention_serves_its_neighbours_has_the_bits_of_the_cpu() {
 
 #[test]
 fn warpgroups_that_serve_their_neighbours_pass_the_proof() {
-    for (math, head_dim) in [(Math::Bf16, 64), (Math::F16, 128), (Math::Bf16, 128)] {
-        // Enough blocks for any device of Hopper's, and a last tile of eight rows.
-        let plan = narrow_plan(Family::Llama, (math, head_dim), [80, 200]);
+    // Enough blocks for any device of Hopper's, with a last tile of eight rows; then more gradients of scores than
+    // the workspace takes.
+    let (kept, apart) = (["_keeping", "_d64"], ["_with_delta", "_turned"]);
+    let wide = ["_keeping", "_d128"];
+    for (math, head_dim, sizes, parts) in [
+        (Math::Bf16, 64, [80, 200], kept),
+        (Math::F16, 64, [40, 320], kept),
+        (Math::F16, 128, [80, 200], wide),
+        (Math::Bf16, 128, [80, 200], wide),
+        (Math::Bf16, 64, [80, 640], apart),
+        (Math::F16, 128, [80, 640], apart),
+    ] {
+        let plan = narrow_plan(Family::Llama, (math, head_dim), sizes);
         let found = kernels(&plan);
-        let both = |part: &str| {
+        let has = |part: &&str| {
             found
                 .iter()
                 .any(|entry| entry.contains("sm90a") && entry.ends_with(part))
         };
-        assert!(both("_with_delta") && both("_turned"), "{found:?}");
+        let keeps = found
+            .iter()
+            .any(|entry| entry.contains("attention_grad_query_kept_"));
+        assert!(parts.iter().all(has), "{found:?}");
+        assert_eq!(keeps, parts != apart, "{found:?}");
         let Some(cuda) = gpu::backend() else { continue };
         let mut trainer = on_gpu(&plan, cuda);
         for step in 0..4 {
