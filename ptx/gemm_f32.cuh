@@ -322,7 +322,7 @@ template <int ROWS, int DEPTH, int THREADS, int PER, int LANES, Inner INNER, boo
 template <int BM, int BN, int BK, int STAGES, int TM, int TN, Inner INNER_A, Inner INNER_B, bool VECTORS>
 struct Small {
     static constexpr int ROWS = BM, COLUMNS = BN, PER_ROW = TM, PER_COLUMN = TN;
-    static constexpr int THREADS = BM * BN / (TM * TN);
+    static constexpr int THREADS = BM * BN / (TM * TN), STAGES_OF_TERMS = STAGES;
     static constexpr bool COLUMN_QUADS = INNER_B == Inner::OUTER;
     static_assert(BN == 8 * TN && TN == 4 && (TM == 2 || TM == 4), "the warps stand below each other");
     using StripA = Strip<BM, BK, THREADS, TM, 4, INNER_A, VECTORS>;
@@ -337,14 +337,26 @@ struct Small {
     __device__ __forceinline__ static void run(const Product& p, unsigned row0, unsigned column0,
                                                float (&acc)[TM][TN]) {
         if (p.k == 0) return;
-        stream(StripA(p.a, row0, p.m, StripA::TERMS_INSIDE ? p.k : p.m),
-               StripB(p.b, column0, p.n, StripB::TERMS_INSIDE ? p.k : p.n), p.k, acc);
+        stream(strip_a(p, row0), strip_b(p, column0), p.k, acc);
+    }
+    __device__ __forceinline__ static StripA strip_a(const Product& p, unsigned row0) {
+        return StripA(p.a, row0, p.m, StripA::TERMS_INSIDE ? p.k : p.m);
+    }
+    __device__ __forceinline__ static StripB strip_b(const Product& p, unsigned column0) {
+        return StripB(p.b, column0, p.n, StripB::TERMS_INSIDE ? p.k : p.n);
     }
 
     // The chains over the `k` terms that two strips bring, at least one.
     __device__ __forceinline__ static void stream(StripA strip_a, StripB strip_b, unsigned k, float (&acc)[TM][TN]) {
         __shared__ __align__(16) float shared_a[STAGES][StripA::FLOATS];
         __shared__ __align__(16) float shared_b[STAGES][StripB::FLOATS];
+        stream_through(shared_a, shared_b, strip_a, strip_b, k, acc);
+    }
+
+    // The same through shared memory that the caller has for the stages of both strips.
+    __device__ __forceinline__ static void stream_through(float (*shared_a)[StripA::FLOATS],
+                                                          float (*shared_b)[StripB::FLOATS], StripA strip_a,
+                                                          StripB strip_b, unsigned k, float (&acc)[TM][TN]) {
         unsigned to_copy = k, copied = 0;
         const auto fetch = [&]() {
             if (to_copy > 0) {
@@ -395,6 +407,19 @@ struct Small {
 #pragma unroll
             for (int j = 0; j < TN; ++j) acc[i][j] = __fmaf_rn(a[i], b[j], acc[i][j]);
         }
+    }
+};
+
+// A small tile whose stages stand in the shared memory that the launch sizes: kernels with several tiles have it once.
+template <class Tile> struct InSharedOfLaunch : Tile {
+    static constexpr unsigned FLOATS_A = Tile::STAGES_OF_TERMS * Tile::StripA::FLOATS;
+
+    __device__ __forceinline__ static void run(const Product& p, unsigned row0, unsigned column0,
+                                               float (&acc)[Tile::PER_ROW][Tile::PER_COLUMN]) {
+        if (p.k == 0) return;
+        Tile::stream_through((float(*)[Tile::StripA::FLOATS])large_shared,
+                             (float(*)[Tile::StripB::FLOATS])(large_shared + FLOATS_A), Tile::strip_a(p, row0),
+                             Tile::strip_b(p, column0), p.k, acc);
     }
 };
 
@@ -458,9 +483,9 @@ __device__ __forceinline__ void store_tile(const Output& out, const float (&acc)
 
 // One block: one tile of a product that is a single chain an output, `bias[n]` added once where there is one.
 template <class Tile>
-__device__ __forceinline__ void product_tile(const Product& p, float* c, const float* bias) {
+__device__ __forceinline__ void product_tile(const Product& p, float* c, const float* bias, unsigned block) {
     unsigned tile_m, tile_n;
-    place_tile(blockIdx.x, (p.m + Tile::ROWS - 1) / Tile::ROWS, (p.n + Tile::COLUMNS - 1) / Tile::COLUMNS, tile_m,
+    place_tile(block, (p.m + Tile::ROWS - 1) / Tile::ROWS, (p.n + Tile::COLUMNS - 1) / Tile::COLUMNS, tile_m,
                tile_n);
     Output out(c, p.m, p.n, false);
     out.row0 = tile_m * Tile::ROWS, out.column0 = tile_n * Tile::COLUMNS;

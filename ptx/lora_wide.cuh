@@ -174,8 +174,14 @@ __device__ __forceinline__ unsigned add_nothing(unsigned sum, unsigned word, nar
 #endif
 }
 
-// Makes NaNs canonical. They are rare, and so are infinities: one question for all.
-template <class T, int N> __device__ __forceinline__ void canonical(uint4 (&words)[N]) {
+template <class T> __device__ __forceinline__ uint4 canonical(const uint4& words) {
+    typedef typename StorageOf<T>::Type H;
+    return make_uint4(narrow::canonical2<H>(words.x), narrow::canonical2<H>(words.y), narrow::canonical2<H>(words.z),
+                      narrow::canonical2<H>(words.w));
+}
+
+// Makes NaNs canonical. They are rare, and so are infinities: one question for all, and whether there was one.
+template <class T, int N> __device__ __forceinline__ bool canonical(uint4 (&words)[N]) {
     typedef typename StorageOf<T>::Type H;
     unsigned sum = 0;
 #pragma unroll
@@ -183,12 +189,10 @@ template <class T, int N> __device__ __forceinline__ void canonical(uint4 (&word
         sum = add_nothing(sum, words[i].x, H()), sum = add_nothing(sum, words[i].y, H());
         sum = add_nothing(sum, words[i].z, H()), sum = add_nothing(sum, words[i].w, H());
     }
-    if (sum == 0) return;
+    if (sum == 0) return false;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        words[i] = make_uint4(narrow::canonical2<H>(words[i].x), narrow::canonical2<H>(words[i].y),
-                              narrow::canonical2<H>(words[i].z), narrow::canonical2<H>(words[i].w));
-    }
+    for (int i = 0; i < N; ++i) words[i] = canonical<T>(words[i]);
+    return true;
 }
 
 // The next `rows` rows, a multiple of a stage's, of a warp's columns; DEPTH stages of STAGE steps of rows are under way.

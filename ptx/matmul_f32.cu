@@ -6,7 +6,7 @@
         matmul_f32_##NAME(const float* __restrict__ x, const float* __restrict__ weight,                          \
                           const float* __restrict__ bias, float* __restrict__ y, unsigned rows, unsigned n_in,    \
                           unsigned n_out, unsigned has_bias) {                                                    \
-        product_tile<TILE>(Product{x, weight, rows, n_out, n_in}, y, has_bias ? bias : nullptr);                  \
+        product_tile<TILE>(Product{x, weight, rows, n_out, n_in}, y, has_bias ? bias : nullptr, blockIdx.x);      \
     }
 
 using Tile128x128 = Large<128, 128, 32, 8, 8, Inner::K, Inner::K, true>;

@@ -5,7 +5,7 @@
     extern "C" __global__ void __launch_bounds__(TILE::THREADS, BLOCKS)                                           \
         matmul_grad_input_f32_##NAME(const float* __restrict__ dy, const float* __restrict__ weight,              \
                                      float* __restrict__ dx, unsigned rows, unsigned n_in, unsigned n_out) {      \
-        product_tile<TILE>(Product{dy, weight, rows, n_in, n_out}, dx, nullptr);                                  \
+        product_tile<TILE>(Product{dy, weight, rows, n_in, n_out}, dx, nullptr, blockIdx.x);                      \
     }
 
 using Tile128x128 = Large<128, 128, 32, 8, 8, Inner::K, Inner::OUTER, true>;

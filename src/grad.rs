@@ -3,7 +3,8 @@
 //! The forward list is walked from its end; every op emits its own backward. A tensor's gradient is
 //! complete before the op that produced it is reached, because every reader comes later.
 
-mod recompute;
+pub mod recompute;
+pub mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,6 +37,9 @@ pub struct GradBuilder<'a> {
     restorable: BTreeSet<Slot>,
     /// What waits for an output to be written again.
     waiting: BTreeMap<Slot, Vec<Waiting>>,
+    /// The first call of the program that is part of the derivation.
+    derived_from: usize,
+    repeated: Vec<recompute::Repeated>,
 }
 
 /// A backward call that reads a gradient and an output of forward, which backward writes again before it.
@@ -58,6 +62,7 @@ impl<'a> GradBuilder<'a> {
         calls: &[OpCall],
         (cut, arenas): (TokenCut, (Slot, Slot)),
     ) -> Self {
+        let derived_from = program.calls.len();
         let mut grads = GradBuilder {
             program,
             cut,
@@ -69,6 +74,8 @@ impl<'a> GradBuilder<'a> {
             apart: None,
             restorable: BTreeSet::new(),
             waiting: BTreeMap::new(),
+            derived_from,
+            repeated: Vec::new(),
         };
         grads.mark_needed(calls);
         grads

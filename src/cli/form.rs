@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::error::ConfigError;
 use crate::io::Recipe;
-use crate::plan::Plan;
+use crate::plan::{ComputedAgain, Plan, Recompute};
 
 /// The options that decide memory and time and no bit.
 #[derive(Args, Clone, Debug)]
@@ -15,18 +15,24 @@ pub struct FormArguments {
     /// Layers whose activations are computed anew at a time, in place of memory.recompute; 0 keeps all; decides no bit
     #[arg(long, value_name = "LAYERS")]
     recompute: Option<u64>,
+    /// The most bytes of the arena, in place of memory.arena_bytes: backward computes anew what is cheapest until it fits; decides no bit
+    #[arg(long, value_name = "BYTES", conflicts_with = "recompute")]
+    arena_bytes: Option<u64>,
 }
 
 impl FormArguments {
     /// The recipe with these options.
     ///
     /// # Errors
-    /// A micro-batch that does not divide the batch in whole grains.
+    /// A micro-batch that does not divide the batch in whole grains; a number out of range.
     pub fn apply(&self, mut recipe: Recipe) -> Result<Recipe, ConfigError> {
         let micro = self.micro_batch.map(|n| format!("data.micro_batch={n}"));
         let layers = self.recompute.map(|n| format!("memory.recompute={n}"));
-        let set: Vec<String> = micro.into_iter().chain(layers).collect();
-        recipe.set_all(set.iter().map(String::as_str))?;
+        let bytes = self.arena_bytes.map(|n| format!("memory.arena_bytes={n}"));
+        recipe.set_all(micro.iter().map(String::as_str))?;
+        if let Some(memory) = layers.or(bytes) {
+            recipe.set_memory(&memory)?;
+        }
         Ok(recipe)
     }
 }
@@ -38,14 +44,36 @@ pub fn text_of(plan: &Plan) -> Option<String> {
         let sequences = plan.config.pass_sequences();
         parts.push(format!("passes of {sequences} sequences"));
     }
-    if let Some(layers) = plan.config.form.recompute_layers {
-        let layers = match layers {
-            1 => "each layer".to_owned(),
-            n => format!("{n} layers at a time"),
-        };
-        parts.push(format!("recomputation of {layers}"));
+    match plan.config.form.recompute {
+        Recompute::Nothing => {}
+        Recompute::Layers(1) => parts.push("recomputation of each layer".to_owned()),
+        Recompute::Layers(n) => parts.push(format!("recomputation of {n} layers at a time")),
+        Recompute::Within { arena_bytes } => {
+            parts.push(format!("an arena of at most {arena_bytes} bytes"));
+        }
     }
     (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+/// What backward computes again, a line a call: of what op and tensor, in how many layers, and the bytes that are not
+/// kept because of it.
+pub fn again_lines(plan: &Plan) -> Vec<String> {
+    let line = |again: &ComputedAgain| {
+        let ComputedAgain {
+            op,
+            tensor,
+            layers,
+            bytes,
+            ..
+        } = again;
+        let kept = match bytes {
+            0 => String::new(),
+            _ => format!(", {bytes} bytes not kept"),
+        };
+        let plural = if *layers == 1 { "" } else { "s" };
+        format!("{op} ({tensor}) of {layers} layer{plural}{kept}")
+    };
+    plan.computed_again().iter().map(line).collect()
 }
 
 /// The recipe with its whole batch in one pass, for commands that look at the step as one program; says so where

@@ -57,6 +57,9 @@ impl Inspect {
         ));
         if let Some(whole) = &whole {
             output::line(form_text(&plan, whole));
+            for line in super::form::again_lines(&plan) {
+                output::line(format_args!("again       {line}"));
+            }
         }
         output::line(format_args!("domain      {}", plan.config.math.domain()));
         output::line(format_args!("head        {}", head_text(&plan)));

@@ -66,11 +66,12 @@ fn check(plan: &Plan, backend: &AnyDevice) -> Result<String, DeviceError> {
         need.check(&device, room)?;
     }
     let form = super::form::text_of(plan);
-    let form = form.map_or_else(String::new, |form| format!("\nform         {form}"));
-    Ok(heading(&format!(
-        "{}{form}",
-        need.table(&device, room).trim_end()
-    )))
+    let mut table = need.table(&device, room).trim_end().to_owned();
+    table.extend(form.map(|form| format!("\nform         {form}")));
+    for line in super::form::again_lines(plan) {
+        table += &format!("\nagain        {line}");
+    }
+    Ok(heading(&table))
 }
 
 /// The lines of a table under their heading.

@@ -9,6 +9,7 @@ use super::lora_wide::{self, STRIP_COLUMNS, Walk};
 use super::matmul;
 use super::pieces::{WeightTiles, cut_of, pieces};
 use super::rows::{by_vectors, number, numbers, regions};
+use super::thin::{Columns, Thin};
 use crate::layout::{PlacedCall, Region};
 use crate::op::lora::{
     Adapters, LoraDown, LoraDownGradInput, LoraUp, LoraUpGradInput, LoraUpGradWeight, Part,
@@ -198,8 +199,16 @@ fn from(region: Region, bytes: usize) -> Region {
     }
 }
 
-/// `s = x · aᵀ`: the kernels of a linear layer; reads x, a, writes s.
+/// `s = x · aᵀ`: kernels for few columns, or those of a linear layer; reads x, a, writes s.
 pub fn down(op: &LoraDown, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+    let (x, a, s) = (call.reads[0], call.reads[1], call.writes[0]);
+    let vectors = by_vectors(op.n_in, op.math, &[x, a]) && by_vectors(op.ranks, op.math, &[s]);
+    let thin = Columns::of(op.math, op.ranks).filter(|_| vectors && op.rows > 0);
+    if let Some(thin) = thin {
+        let mut args = regions([x, a, s]).to_vec();
+        args.extend(numbers([op.rows, op.n_in, op.ranks]));
+        return thin.down(op.rows, args).into();
+    }
     let layer = Matmul {
         rows: op.rows,
         n_in: op.n_in,
@@ -283,19 +292,21 @@ pub fn up_grad_input(op: &LoraUpGradInput, call: &PlacedCall, _: &DeviceShape) -
     Served::each(&op.adapters, op.math, |served| {
         let b = served.rows_of(call.reads[1], op.math.storage().size());
         let ds = served.ranks_of(call.writes[0]);
-        let entry = entry!(
-            op.math,
-            served.by_vectors(&[dy, b, ds]),
-            "lora_up_grad_input"
-        );
+        let vectors = served.by_vectors(&[dy, b, ds]);
         let tiles = op.rows.div_ceil(tile.rows) * op.adapters.rank.div_ceil(tile.columns);
         let mut args = regions([dy, b, ds]).to_vec();
         args.extend(numbers([op.rows]));
         args.extend(served.numbers());
         let blocks = tiles * served.parts.len();
-        if blocks > 0 {
-            made.launches.push(tile.launch(entry, blocks, args));
-        }
+        let thin = Columns::of(op.math, op.adapters.rank).filter(|_| vectors);
+        made.launches.extend(match thin {
+            _ if blocks == 0 => None,
+            Some(thin) => Some(thin.up_grad_input(op.rows, served.parts.len(), args)),
+            None => {
+                let entry = entry!(op.math, vectors, "lora_up_grad_input");
+                Some(tile.launch(entry, blocks, args))
+            }
+        });
     });
     made
 }
@@ -307,32 +318,52 @@ pub fn up_grad_weight(op: &LoraUpGradWeight, call: &PlacedCall, _: &DeviceShape)
     let tile = Tile::of_grad_weight(op.math);
     let dy = call.reads[0];
     let [pieces_of_grain, pieces] = pieces(&op.sum);
-    let tiles_of =
-        |served: &Served| served.tiles(tile.rows) * op.adapters.rank.div_ceil(tile.columns);
+    let thin = thin(op, call);
+    let tiles_of = |served: &Served| match thin {
+        Some(thin) => served.parts.iter().map(|p| thin.tiles(p.columns)).sum(),
+        None => served.tiles(tile.rows) * op.adapters.rank.div_ceil(tile.columns),
+    };
     let mut most_tiles = 0;
     Served::each(&op.adapters, op.math, |served| {
         most_tiles = most_tiles.max(tiles_of(served));
     });
-    let meeting = WeightTiles {
-        tiles: most_tiles,
-        outputs: tile.rows * tile.columns,
+    let (meeting, sum) = match thin {
+        Some(thin) => (thin.meeting(most_tiles), thin.rest()),
+        None => {
+            let outputs = tile.rows * tile.columns;
+            let tiles = most_tiles;
+            (WeightTiles { tiles, outputs }, op.sum)
+        }
     };
     let mut made = CallLaunches::default();
     Served::each(&op.adapters, op.math, |served| {
         let s = served.ranks_of(call.reads[1]);
         let db = served.rows_of(call.writes[0], size_of::<f32>());
-        let entry = entry!(op.math, served.by_vectors(&[dy, s]), "lora_up_grad_weight");
         let mut args = regions([dy, s]).to_vec();
-        args.extend(meeting.places(db, &op.sum));
+        args.extend(meeting.places(db, &sum));
         let [tokens, grain, piece] = cut_of(&op.sum);
         args.extend(numbers([tokens, grain, piece, pieces_of_grain, pieces]));
         args.extend(served.numbers());
-        let blocks = tiles_of(served) * pieces;
-        if blocks > 0 {
-            made.launches.push(tile.launch(entry, blocks, args));
-        }
+        let tiles = tiles_of(served);
+        made.launches.extend(match thin {
+            _ if tiles == 0 => None,
+            Some(thin) => Some(thin.up_grad_weight(tiles, args)),
+            None => {
+                let entry = entry!(op.math, served.by_vectors(&[dy, s]), "lora_up_grad_weight");
+                Some(tile.launch(entry, tiles * pieces, args))
+            }
+        });
     });
-    meeting.with_workspace(made, &op.sum)
+    meeting.with_workspace(made, &sum)
+}
+
+/// The division of `db` as a thin sum, where every launch can read its operands so.
+fn thin(op: &LoraUpGradWeight, call: &PlacedCall) -> Option<Thin> {
+    let mut vectors = true;
+    Served::each(&op.adapters, op.math, |served| {
+        vectors &= served.by_vectors(&[call.reads[0], served.ranks_of(call.reads[1])]);
+    });
+    Thin::of(op.math, op.adapters.rank, &op.sum).filter(|_| vectors)
 }
 
 #[cfg(test)]

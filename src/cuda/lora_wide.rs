@@ -46,6 +46,15 @@ pub(super) fn down_grad_input_entry(math: Math, ranks: usize) -> Option<&'static
     entry!(math, ranks, "lora_down_grad_input")
 }
 
+/// The kernel of the sum to a gate and an up projection with SwiGLU behind it, for chains of one step.
+pub(super) fn up_swiglu_entry(math: Math, rank: usize) -> Option<&'static str> {
+    match (math, rank <= STEP_TERMS) {
+        (Math::Bf16, true) => Some("lora_up_swiglu_bf16"),
+        (Math::F16, true) => Some("lora_up_swiglu_f16"),
+        _ => None,
+    }
+}
+
 /// A matrix as its strips are dealt to warps: neighbouring ones to a block, which goes down a run of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Walk {

@@ -34,7 +34,7 @@ const FOLD_THREADS: u32 = 256;
 
 /// A tile of the output that one block computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tile {
+pub(super) enum Tile {
     T128x128,
     T128x64,
     T64x32,
@@ -45,7 +45,7 @@ impl Tile {
     const ALL: [Tile; 4] = [Tile::T128x128, Tile::T128x64, Tile::T64x32, Tile::T32x32];
 
     /// Rows and columns.
-    fn extents(self) -> [usize; 2] {
+    pub(super) fn extents(self) -> [usize; 2] {
         match self {
             Tile::T128x128 => [128, 128],
             Tile::T128x64 => [128, 64],
@@ -54,12 +54,12 @@ impl Tile {
         }
     }
 
-    fn outputs(self) -> usize {
+    pub(super) fn outputs(self) -> usize {
         let [rows, columns] = self.extents();
         rows * columns
     }
 
-    fn threads(self) -> u32 {
+    pub(super) fn threads(self) -> u32 {
         match self {
             Tile::T128x128 => 256,
             _ => 128,
@@ -77,7 +77,7 @@ impl Tile {
 
     /// Cycles a multiprocessor needs for one term of a tile: the multiply-adds, 128 a cycle, and what
     /// the loads from shared memory and the loop add to them.
-    fn cycles(self) -> usize {
+    pub(super) fn cycles(self) -> usize {
         match self {
             Tile::T128x128 => 146,
             Tile::T128x64 => 75,
@@ -87,7 +87,7 @@ impl Tile {
     }
 
     /// The same for the only block of a multiprocessor, whose waits no other block fills.
-    fn cycles_alone(self) -> usize {
+    pub(super) fn cycles_alone(self) -> usize {
         match self {
             Tile::T128x128 => 175,
             Tile::T128x64 => 105,
@@ -99,11 +99,11 @@ impl Tile {
 
 /// A product by the f32 kernels.
 #[derive(Clone, Copy, Debug)]
-struct OwnWork {
-    work: Work,
+pub(super) struct OwnWork {
+    pub work: Work,
     /// How many of the two operands pass through registers on their way to shared memory, because their
     /// terms are contiguous; each adds a pad to its rows there.
-    transposed: usize,
+    pub transposed: usize,
 }
 
 impl OwnWork {
@@ -143,7 +143,7 @@ impl OwnWork {
     }
 
     /// The tile with which the busiest multiprocessor is done first; the larger of two equals.
-    fn tile(&self, device: &DeviceShape) -> Tile {
+    pub(super) fn tile(&self, device: &DeviceShape) -> Tile {
         let cycles = |tile: &Tile| self.cycles(*tile, device);
         // Operands that only 4-byte accesses reach are rare: they have kernels at both ends alone.
         let tiles = Tile::ALL

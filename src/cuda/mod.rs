@@ -32,8 +32,10 @@ pub mod lanes;
 pub mod late;
 mod launch;
 pub mod lora;
+mod lora_together;
 mod lora_wide;
 pub mod matmul;
+mod matmul_pair;
 mod matmul_tensor;
 pub mod module;
 pub mod nf4;
@@ -49,6 +51,7 @@ mod rows;
 pub mod scan;
 pub mod split_columns;
 pub mod swiglu;
+mod thin;
 pub mod together;
 pub mod tree_add;
 

@@ -3,6 +3,7 @@
 //!
 //! - The gradients of a small linear layer's weight and of its input, which both read `dy`.
 //! - Attention and its gradients, and what stands beside them (`attention_together.rs`).
+//! - The adapters of gate and up, and SwiGLU (`lora_together.rs`).
 //! - The loss, the squares of few gradients, and the decision on the step, by the last block to arrive.
 //!
 //! A block computes what it would compute alone, so no bit depends on it. Calls that are launched one by one, as before capture, give the same.
@@ -11,9 +12,11 @@ use super::attention_together;
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::clip::shared_doubles;
 use super::cross_entropy::{loss_cut, loss_places};
+use super::lora_together;
 use super::matmul::{input_work, weight_work};
+use super::matmul_pair::Pair;
 use super::matmul_tensor::Paired;
-use super::pieces::whole_args;
+use super::pieces::{cut_numbers, whole_args};
 use super::rows::{by_vectors, number, numbers, regions};
 use super::tree_add::words;
 use crate::layout::PlacedCall;
@@ -63,14 +66,23 @@ fn layer_gradients(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group> 
     let of_weight = weight_work(op, weight);
     let mut of_input = input_work(other, input);
     of_input.vectors &= by_vectors(op.n_in, op.math, &[input.writes[0]]);
-    let paired = Paired::of(Kind::of(op.math)?, (&of_weight, &of_input), &op.sum, device)?;
-    let mut args = whole_args(op, weight);
-    args.extend(regions([input.reads[1], input.writes[0]]));
-    args.push(Arg::U32(paired.weight_blocks));
-    Some(Group {
-        calls: 2,
-        launches: paired.launch(args).into(),
-    })
+    let works = (&of_weight, &of_input);
+    let places = [weight.writes[0], input.reads[1], input.writes[0]];
+    let launches = match Kind::of(op.math) {
+        Some(kind) => {
+            let paired = Paired::of(kind, works, &op.sum, device)?;
+            let mut args = whole_args(op, weight);
+            args.extend(regions([places[1], places[2]]));
+            args.push(Arg::U32(paired.weight_blocks));
+            paired.launch(args).into()
+        }
+        None => {
+            let [dweight, weights, dx] = places;
+            let regions = [weight.reads[0], weight.reads[1], dweight, weights, dx];
+            Pair::of(works, &op.sum, device)?.launches(regions, (cut_numbers(op), &op.sum))
+        }
+    };
+    Some(Group { calls: 2, launches })
 }
 
 /// The most partial sums of squares that a block of this few threads folds, and the most leaves of a loss.
@@ -131,6 +143,7 @@ pub fn groups(calls: &[PlacedCall], device: &DeviceShape) -> Vec<Option<Group>> 
         layer_gradients(calls, device)
             .or_else(|| attention_together::turned(calls, device))
             .or_else(|| attention_together::gradients(calls, device))
+            .or_else(|| lora_together::gated(calls, device))
             .or_else(|| step_end(calls))
     };
     (0..calls.len()).map(from).collect()
@@ -208,9 +221,36 @@ mod tests {
             Some(("matmul_grads_tf32_32x32", 16 + 128))
         );
         assert_eq!(bf16([768, 2048]), None);
-        assert_eq!(made(Math::F32, [128, 768]), None);
         // No access of 16 bytes reaches every row.
         assert_eq!(bf16([132, 128]), None);
+    }
+
+    #[test]
+    fn small_layers_in_f32_take_the_tiles_that_are_done_first_together() {
+        let made = |sizes| of(&layer(Math::F32, sizes, [3, 4])).map(|l| (l.entry, l.grid[0]));
+        // The input's blocks, then eight pieces of the weight's.
+        let expected = [
+            ([128, 768], "matmul_grads_f32_32x32_64x32", 128 + 8 * 48),
+            ([256, 128], "matmul_grads_f32_64x32_64x32", 128 + 8 * 16),
+            ([8, 256], "matmul_grads_f32_32x32_32x32", 32 + 8 * 8),
+            ([132, 128], "matmul_grads_f32_64x32_64x32", 80 + 8 * 10),
+        ];
+        for (sizes, entry, blocks) in expected {
+            assert_eq!(made(sizes), Some((entry, blocks)), "{sizes:?}");
+        }
+        assert_eq!(made([768, 2048]), None);
+        assert_eq!(made([130, 128]), None);
+    }
+
+    #[test]
+    fn a_pair_in_f32_leaves_pieces_and_counts_them_in() {
+        let calls = layer(Math::F32, [128, 256], [3, 4]);
+        let group = layer_gradients(&calls, &H200).expect("a group");
+        let tiles = 8 * 4 * 2;
+        let partials = 8 * 256 * 128 * 4;
+        let counters = (4 * tiles / 2_usize).next_multiple_of(256);
+        assert_eq!(group.launches.zeroed_bytes, counters);
+        assert_eq!(group.launches.workspace_bytes, counters + partials);
     }
 
     #[test]

@@ -324,7 +324,7 @@ fn form_of(recipe: &Recipe) -> StepForm {
     let micro = recipe.data.micro_batch.filter(|&n| n < recipe.data.batch);
     StepForm {
         passes: micro.map_or(Passes::Whole, |sequences| Passes::Micro { sequences }),
-        recompute_layers: recipe.memory.recompute_layers(),
+        recompute: recipe.memory.form(),
     }
 }
 

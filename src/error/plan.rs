@@ -75,6 +75,21 @@ pub enum PlanError {
         expected: &'static str,
         found: String,
     },
+    /// A call that would not give its bits again if backward computed it anew.
+    #[error("op {op} cannot be computed again: for {tensor} expected {expected}")]
+    Again {
+        op: &'static str,
+        tensor: String,
+        expected: &'static str,
+    },
+    /// A budget below what the arena takes whatever is computed again.
+    #[error(
+        "memory.arena_bytes: expected at least {needed_bytes}, the arena with everything computed again, found {budget_bytes}"
+    )]
+    ArenaBudget {
+        budget_bytes: usize,
+        needed_bytes: usize,
+    },
     /// A size is outside what an op supports.
     #[error("{what}: expected {expected}, found {found}")]
     Size {

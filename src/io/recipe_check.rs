@@ -120,7 +120,7 @@ pub(super) fn build(origin: Origin) -> Result<Recipe, ConfigError> {
         derive_model(&mut full, file)?;
     }
     derive_lora(&mut full, file)?;
-    derive_memory(&mut full);
+    derive_memory(&mut full, file)?;
     derive_data(&mut full);
     derive_precision(&mut full);
     let mut recipe: Recipe = full.try_into().map_err(|e| ConfigError::Unwritable {

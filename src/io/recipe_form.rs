@@ -5,6 +5,7 @@ use toml::{Table, Value};
 
 use super::recipe::Recipe;
 use crate::error::{ConfigError, Expected, Found};
+use crate::plan::Recompute;
 
 /// `[memory]`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -14,16 +15,23 @@ pub struct MemorySection {
     /// all activations. 1 where the base is frozen, 0 elsewhere and then absent. Decides no bit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<usize>,
+    /// The arena takes at most so many bytes: backward computes anew what costs the least time for each byte, until it
+    /// fits. In place of the key above. Decides no bit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arena_bytes: Option<usize>,
 }
 
 impl MemorySection {
     pub(super) fn is_absent(&self) -> bool {
-        self.recompute.is_none()
+        self.recompute.is_none() && self.arena_bytes.is_none()
     }
 
-    /// Layers whose activations are computed anew at a time; `None` keeps all of them.
-    pub fn recompute_layers(&self) -> Option<usize> {
-        self.recompute.filter(|&layers| layers > 0)
+    /// Which activations are computed anew.
+    pub fn form(&self) -> Recompute {
+        match self.arena_bytes {
+            Some(arena_bytes) => Recompute::Within { arena_bytes },
+            None => self.recompute.filter(|&layers| layers > 0).into(),
+        }
     }
 }
 
@@ -31,16 +39,27 @@ impl MemorySection {
 /// a step adds to the weights.
 const FROZEN_RECOMPUTE: i64 = 1;
 
-/// Fills in recomputation: of a frozen base, unless it is written. 0 says nothing where all activations are kept anyway.
-pub(super) fn derive_memory(full: &mut Table) {
+const ARENA_BYTES: &str = "arena_bytes";
+
+/// Fills in recomputation: of a frozen base, unless it or a budget is written. 0 says nothing where all activations are
+/// kept anyway.
+pub(super) fn derive_memory(full: &mut Table, file: &str) -> Result<(), ConfigError> {
     let frozen = full
         .get("lora")
         .is_some_and(|lora| lora.get("rank").is_some());
     let Some(Value::Table(memory)) = full.get_mut("memory") else {
-        return;
+        return Ok(());
     };
     let written = memory.get("recompute").and_then(Value::as_integer);
     match (frozen, written) {
+        (_, None) if memory.contains_key(ARENA_BYTES) => {}
+        (_, Some(_)) if memory.contains_key(ARENA_BYTES) => {
+            return Err(ConfigError::Conflict {
+                file: file.to_owned(),
+                key: "memory.arena_bytes",
+                beside: "memory.recompute",
+            });
+        }
         (true, None) => {
             memory.insert("recompute".to_owned(), Value::Integer(FROZEN_RECOMPUTE));
         }
@@ -49,6 +68,7 @@ pub(super) fn derive_memory(full: &mut Table) {
         }
         _ => {}
     }
+    Ok(())
 }
 
 impl Recipe {
@@ -64,12 +84,31 @@ impl Recipe {
     /// The recipe with all activations kept unless its text or an option says otherwise: what goldens are recorded
     /// and verified with, for their traces are of the calls of the defining form.
     pub fn to_trace(&self) -> Recipe {
-        let memory = self.origin.written.get("memory").and_then(Value::as_table);
         let mut recipe = self.clone();
-        if !memory.is_some_and(|keys| keys.contains_key("recompute")) {
+        if !self.writes_memory() {
             recipe.memory = MemorySection::default();
         }
         recipe
+    }
+
+    /// Whether the text or an option says something of recomputation.
+    fn writes_memory(&self) -> bool {
+        let memory = self.origin.written.get("memory").and_then(Value::as_table);
+        memory.is_some_and(|keys| keys.contains_key("recompute") || keys.contains_key(ARENA_BYTES))
+    }
+
+    /// Sets a key of `[memory]`, as [`Recipe::set`] does, in place of all that is said there.
+    ///
+    /// # Errors
+    /// As [`Recipe::set`].
+    pub fn set_memory(&mut self, text: &str) -> Result<(), ConfigError> {
+        let mut recipe = self.clone();
+        if self.writes_memory() {
+            recipe.memory = MemorySection::default();
+        }
+        recipe.set(text)?;
+        *self = recipe;
+        Ok(())
     }
 }
 
@@ -147,23 +186,23 @@ mod tests {
     #[test]
     fn frozen_bases_are_recomputed_unless_the_recipe_says_otherwise() {
         let plain = Recipe::from_toml(TEXT, "r.toml").unwrap();
-        assert_eq!(plain.memory.recompute_layers(), None);
+        assert_eq!(plain.memory.form(), Recompute::Nothing);
         let mut zero = plain.clone();
         zero.set("memory.recompute=0").unwrap();
         assert_eq!(zero.to_toml().unwrap(), plain.to_toml().unwrap());
 
         let mut frozen = plain.clone();
         frozen.set("lora.rank=4").unwrap();
-        assert_eq!(frozen.memory.recompute_layers(), Some(1));
+        assert_eq!(frozen.memory.form(), Recompute::Layers(1));
         let text = frozen.to_toml().unwrap();
         assert!(text.contains("[memory]\nrecompute = 1\n"), "{text}");
         assert_eq!(Recipe::from_toml(&text, "r.toml").unwrap(), frozen);
         let hash = frozen.defining().hash().unwrap();
         assert!(!frozen.defining().to_toml().unwrap().contains("memory"));
-        for (layers, found) in [(0, None), (3, Some(3))] {
+        for (layers, found) in [(0, Recompute::Nothing), (3, Recompute::Layers(3))] {
             let mut written = frozen.clone();
             written.set(&format!("memory.recompute={layers}")).unwrap();
-            assert_eq!(written.memory.recompute_layers(), found);
+            assert_eq!(written.memory.form(), found);
             let again = Recipe::from_toml(&written.to_toml().unwrap(), "r.toml").unwrap();
             assert_eq!(again, written, "0 is said where it is not the default");
             assert_eq!(written.defining().hash().unwrap(), hash);
@@ -172,6 +211,46 @@ mod tests {
         assert_eq!(frozen.to_trace(), frozen.defining());
         frozen.set("memory.recompute=1").unwrap();
         assert_eq!(frozen.to_trace().memory.recompute, Some(1), "as asked");
+    }
+
+    #[test]
+    fn a_budget_stands_in_place_of_recomputed_layers() {
+        let plain = Recipe::from_toml(TEXT, "r.toml").unwrap();
+        let within = Recompute::Within {
+            arena_bytes: 70_000,
+        };
+        for base in ["", "[lora]\nrank = 4\n"] {
+            let text = format!("{TEXT}{base}");
+            let unset = Recipe::from_toml(&text, "r.toml").unwrap();
+            let mut recipe = unset.clone();
+            recipe.set("memory.arena_bytes=70000").unwrap();
+            assert_eq!(recipe.memory.form(), within, "no layers by default");
+            let written = recipe.to_toml().unwrap();
+            assert!(
+                written.contains("[memory]\narena_bytes = 70000\n"),
+                "{written}"
+            );
+            assert_eq!(Recipe::from_toml(&written, "r.toml").unwrap(), recipe);
+            assert_eq!(recipe.defining(), unset.defining());
+            assert_eq!(recipe.to_trace(), recipe, "as asked");
+
+            let refused = recipe.clone().set("memory.recompute=1").unwrap_err();
+            let text = refused.to_string();
+            for word in ["memory.arena_bytes", "memory.recompute"] {
+                assert!(text.contains(word), "{text}");
+            }
+            let mut other = recipe.clone();
+            other.set_memory("memory.recompute=2").unwrap();
+            assert_eq!(other.memory.form(), Recompute::Layers(2));
+            assert_eq!(other.to_trace(), other);
+            other.set_memory("memory.arena_bytes=70000").unwrap();
+            assert_eq!(other, recipe);
+            assert!(other.set_memory("memory.arena_bytes=0").is_err());
+            assert_eq!(other, recipe, "refused and unchanged");
+        }
+        let both = format!("{TEXT}[memory]\nrecompute = 0\narena_bytes = 9\n");
+        assert!(Recipe::from_toml(&both, "r.toml").is_err());
+        assert!(!plain.to_toml().unwrap().contains("memory"));
     }
 
     #[test]

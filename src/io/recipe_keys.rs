@@ -93,7 +93,7 @@ const fn key(full: &'static str, expected: Expected, absent: Absent) -> KeySpec 
 }
 
 /// Every key.
-pub(super) const KEYS: [KeySpec; 65] = {
+pub(super) const KEYS: [KeySpec; 66] = {
     use Absent::{Derived, Flag, Integer, Number, Required, Stays, Text};
     [
         key("name", Expected::Name, Required),
@@ -194,6 +194,7 @@ pub(super) const KEYS: [KeySpec; 65] = {
             },
             Derived,
         ),
+        key("memory.arena_bytes", at_least(1), Stays),
         key("checkpoint.save_model", Expected::Flag, Flag(true)),
         key("checkpoint.every", at_least(1), Stays),
         key("checkpoint.keep_last", at_least(1), Stays),

@@ -226,9 +226,9 @@ fn names_and_initial_values_are_those_of_peft() {
 fn a_base_of_the_shape_of_qwen3_4b_takes_less_than_3_2_gb_with_its_embedding() {
     let mut adapters = lora(&Projection::ALL);
     adapters.base = Base::Nf4(Quantisation::Once);
-    let built = |recompute_layers| {
+    let built = |layers: Option<usize>| {
         let form = StepForm {
-            recompute_layers,
+            recompute: layers.into(),
             ..StepForm::default()
         };
         let config = PlanConfig {

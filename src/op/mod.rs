@@ -164,6 +164,12 @@ pub trait OpRule {
         false
     }
 
+    /// The call that writes some of this call's outputs again, with the same bits, from another of its outputs: what
+    /// stands where that one is kept and the others are not. `None` for ops whose outputs do not follow from each other.
+    fn from_own_output(&self, _call: &OpCall) -> Option<OpCall> {
+        None
+    }
+
     /// Emits the calls that carry gradients from this call's outputs to its inputs.
     ///
     /// # Errors

@@ -48,6 +48,22 @@ impl OpRule for RmsNorm {
         Signature { reads, writes }
     }
 
+    /// The norm of the kept sum is the norm of the sum.
+    fn from_own_output(&self, call: &OpCall) -> Option<OpCall> {
+        let ([_, _, weight], [r, h, rstd]) = (&call.reads[..], &call.writes[..]) else {
+            return None;
+        };
+        let op = RmsNorm {
+            residual: false,
+            ..self.clone()
+        };
+        Some(OpCall {
+            op: op.into(),
+            reads: vec![*r, *weight],
+            writes: vec![*h, *rstd],
+        })
+    }
+
     fn backward(&self, call: &OpCall, grads: &mut GradBuilder) -> Result<(), PlanError> {
         let (input, weight, h, rstd) = if self.residual {
             (

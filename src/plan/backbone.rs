@@ -1,9 +1,11 @@
 //! A backbone alone: the caller gives features in place of embedded tokens, and the gradient of what comes out
 //! in place of a loss.
 
+use super::head::Reached;
 use super::{ParamArenas, PlanConfig};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
+use crate::grad::recompute::Stretch;
 use crate::op::{OpCall, Slot};
 use crate::program::ProgramBuilder;
 use crate::shape::{DType, Role, TensorSpec};
@@ -40,20 +42,19 @@ pub(super) fn declare(program: &mut ProgramBuilder, rows: usize, width: usize) -
     }
 }
 
-/// Appends the backward of `body`, whose end is `output`. Returns the parameters that got a gradient, and
-/// what is left for the caller.
+/// Appends the backward of `body`, whose end is `output`. Returns what the derivation came to, and what is left for
+/// the caller.
 pub(super) fn backward(
     program: &mut ProgramBuilder,
-    body: &[OpCall],
+    (body, stretches): (&[OpCall], &[Stretch]),
     (features, output): (Features, Slot),
     (arenas, config): (ParamArenas, &PlanConfig),
-) -> Result<(Vec<Slot>, BackboneOutputs), PlanError> {
-    let stretches = program.stretches(config.form.recompute_layers);
+) -> Result<(Reached, BackboneOutputs), PlanError> {
     let mut grads = GradBuilder::new(program, config.cut(), (arenas.param, arenas.grad));
     grads.share(output, features.output_grad, "backbone")?;
-    grads.backward_recomputed(body, &stretches)?;
+    grads.backward_recomputed(body, stretches)?;
     let input_grad = grads.incoming(features.input, "backbone")?;
-    let reached = grads.reached().collect();
+    let reached = Reached::of(&grads);
     // What the caller reads after a program has to outlive it.
     for slot in [output, input_grad] {
         program.slots.set_role(slot, Role::Report);

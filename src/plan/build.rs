@@ -1,5 +1,7 @@
 //! From a model and a configuration to the programs of a plan.
 
+use std::ops::Range;
+
 use super::head::{HeadPlan, LogitsKept, LossPlace, Reached, Seconds};
 use super::window::{self, WindowSlots};
 use super::{
@@ -7,10 +9,31 @@ use super::{
     StepOutputs, backbone, check_reached, optimizer, place,
 };
 use crate::error::PlanError;
+use crate::grad::recompute::{Again, Repeated, Stretch};
 use crate::layout::Layout;
 use crate::model::{Head, Model};
 use crate::op::{OpCall, Slot};
 use crate::program::ProgramBuilder;
+
+/// What backward computes again.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Chosen<'a> {
+    /// All of so many layers at a time; nothing for `None`.
+    Layers(Option<usize>),
+    /// What is said of each unit of each layer.
+    Units(&'a [Vec<Again>]),
+}
+
+/// A plan, and where the model's layers stand in its programs.
+pub(super) struct Built {
+    pub plan: Plan,
+    /// The calls of each layer.
+    pub layers: Vec<Range<usize>>,
+    /// The model's forward calls, with which its programs begin.
+    pub body: usize,
+    /// The head of a model of tokens, where its weight is not trained.
+    pub frozen_head: Option<Head>,
+}
 
 /// A plan while its programs are made.
 struct Build {
@@ -22,6 +45,7 @@ struct Build {
     /// The model's forward calls and what they end in.
     body: Vec<OpCall>,
     end: Head,
+    stretches: Vec<Stretch>,
     made: Made,
 }
 
@@ -35,17 +59,19 @@ struct Made {
     window: Option<WindowSlots>,
     output: Option<HalfOutput>,
     reached: Vec<Slot>,
+    repeated: Vec<Repeated>,
     /// What lives through several programs: lifetimes are those of these calls.
     spans: Vec<Vec<OpCall>>,
 }
 
-/// Plans the step of `model` in the form of `config`; `definition` is the hash of the manifest of the defining
-/// form, `None` where this is it.
+/// Plans the step of `model` in the form of `config`, with what is `chosen` computed again; `definition` is the hash of
+/// the manifest of the defining form, `None` where this is it.
 pub(super) fn plan(
     model: &dyn Model,
     config: PlanConfig,
     definition: Option<blake3::Hash>,
-) -> Result<Plan, PlanError> {
+    chosen: Chosen,
+) -> Result<Built, PlanError> {
     let mut program = ProgramBuilder::of(config.math);
     program.restored_elements = config.restored_elements;
     let placed = place::parameters(&mut program, &model.parameters())?;
@@ -53,6 +79,9 @@ pub(super) fn plan(
     let outputs = place::outputs(&mut program, inputs.rows());
     let end = model.forward(&mut program, &placed.groups, &inputs)?;
     let body = std::mem::take(&mut program.calls);
+    let layers = program.stretches(Some(1));
+    let count = body.len();
+    let stretches = stretches(&program, &body, chosen);
     let mut build = Build {
         program,
         placed,
@@ -61,6 +90,7 @@ pub(super) fn plan(
         config,
         body,
         end,
+        stretches,
         made: Made {
             derived,
             ..Made::default()
@@ -74,7 +104,33 @@ pub(super) fn plan(
     if let Passes::Halves { .. } = build.config.form.passes {
         build.halves()?;
     }
-    build.finish(definition)
+    let weight = build.program.slots.root(build.program.master(end.weight)).0;
+    let frozen = weight != build.placed.arenas.param && build.inputs.features.is_none();
+    Ok(Built {
+        plan: build.finish(definition)?,
+        layers,
+        body: count,
+        frozen_head: frozen.then_some(end),
+    })
+}
+
+/// The stretches of the body of which backward computes something again.
+fn stretches(program: &ProgramBuilder, body: &[OpCall], chosen: Chosen) -> Vec<Stretch> {
+    match chosen {
+        Chosen::Layers(layers) => {
+            let stretches = program.stretches(layers).into_iter();
+            let whole = |calls| Stretch::whole(&program.slots, body, calls);
+            stretches.map(whole).collect()
+        }
+        Chosen::Units(layers) => {
+            let stretches = program.stretches(Some(1)).into_iter().zip(layers);
+            let chosen = stretches.map(|(calls, again)| Stretch {
+                calls,
+                again: again.clone(),
+            });
+            chosen.collect()
+        }
+    }
 }
 
 impl Build {
@@ -88,6 +144,7 @@ impl Build {
         let form = (self.placed.arenas, Seconds::Added, loss);
         let reached = head.step(&mut self.program, &self.body, form)?;
         self.made.reached = reached.parameters;
+        self.made.repeated = reached.repeated;
         self.step_and(evaluate)
     }
 
@@ -96,7 +153,8 @@ impl Build {
         self.program.calls = self.body.clone();
         let (reached, left) = self.backbone_backward()?;
         self.made.backbone = Some(left);
-        self.made.reached = reached;
+        self.made.reached = reached.parameters;
+        self.made.repeated = reached.repeated;
         self.step_and(self.body.clone())
     }
 
@@ -139,6 +197,7 @@ impl Build {
         self.program.calls = self.body.clone();
         let form = (self.placed.arenas, Seconds::Apart, undivided(slots.loss));
         let reached = head.step(&mut self.program, &self.body, form)?;
+        self.made.repeated = reached.repeated.clone();
         let accumulate = std::mem::take(&mut self.program.calls);
         for calls in [&accumulate, &evaluate] {
             self.made.spans.push(calls.clone());
@@ -218,13 +277,10 @@ impl Build {
             input_grad: Some(own.input_grad),
             width: self.program.slots.spec(left.output).shape.elements() / self.inputs.rows(),
         });
-        Ok(Reached {
-            parameters: reached,
-            seconds: Vec::new(),
-        })
+        Ok(reached)
     }
 
-    fn backbone_backward(&mut self) -> Result<(Vec<Slot>, BackboneOutputs), PlanError> {
+    fn backbone_backward(&mut self) -> Result<(Reached, BackboneOutputs), PlanError> {
         let Some(features) = self.inputs.features else {
             return Err(PlanError::MissingGradient {
                 op: "backbone",
@@ -233,7 +289,8 @@ impl Build {
         };
         let places = (features, self.end.hidden);
         let arenas = (self.placed.arenas, &self.config);
-        backbone::backward(&mut self.program, &self.body, places, arenas)
+        let body = (&self.body[..], &self.stretches[..]);
+        backbone::backward(&mut self.program, body, places, arenas)
     }
 
     /// The programs that combine passes and update.
@@ -254,7 +311,8 @@ impl Build {
 
     fn head(&mut self, kept: LogitsKept) -> Result<HeadPlan, PlanError> {
         let ends = (&self.inputs, self.outputs);
-        HeadPlan::declare(&mut self.program, self.end, ends, (&self.config, kept))
+        let form = (&self.config, kept, self.stretches.clone());
+        HeadPlan::declare(&mut self.program, self.end, ends, form)
     }
 
     fn evaluate(&mut self, head: &HeadPlan, loss: LossPlace) -> Vec<OpCall> {
@@ -287,6 +345,7 @@ impl Build {
             programs: made.programs,
             window: made.window,
             output: made.output,
+            repeated: made.repeated,
             definition: blake3::Hash::from_bytes([0; blake3::OUT_LEN]),
         };
         plan.definition = definition.unwrap_or_else(|| plan.manifest().hash());

@@ -8,9 +8,26 @@ use crate::error::PlanError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepForm {
     pub passes: Passes,
-    /// So many layers at a time keep only what goes into them, and backward computes their activations anew;
-    /// `None` keeps all of them.
-    pub recompute_layers: Option<usize>,
+    pub recompute: Recompute,
+}
+
+/// Which activations backward computes anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// None: all are kept.
+    #[default]
+    Nothing,
+    /// Those of so many layers at a time, which keep only what goes into them.
+    Layers(usize),
+    /// Those that cost the least time for each byte they would take, until the arena takes at most so many bytes.
+    Within { arena_bytes: usize },
+}
+
+impl From<Option<usize>> for Recompute {
+    /// So many layers at a time, or nothing.
+    fn from(layers: Option<usize>) -> Self {
+        layers.map_or(Recompute::Nothing, Recompute::Layers)
+    }
 }
 
 impl StepForm {
@@ -96,7 +113,7 @@ impl PlanConfig {
                 found,
             })
         };
-        if self.form.recompute_layers == Some(0) {
+        if self.form.recompute == Recompute::Layers(0) {
             let expected = "at least one layer at a time";
             return refused("recomputation", expected, "0".to_owned());
         }

@@ -1,10 +1,9 @@
 //! The head in row chunks: product, cross-entropy and their backward, one chunk of logits at a time.
 
-use std::ops::Range;
-
 use super::{ParamArenas, PlanConfig, StepInputs, StepOutputs, TokenCut};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
+use crate::grad::recompute::{Repeated, Stretch};
 use crate::model::Head;
 use crate::num::tree::{ROW_PIECE, TreeFold, weight_piece};
 use crate::op::cross_entropy::{CrossEntropy, LogitsAfter, LossSum};
@@ -41,7 +40,7 @@ pub struct HeadPlan {
     /// All chunks' logits in one tensor.
     buffer: Slot,
     /// The calls of the body that backward computes again.
-    stretches: Vec<Range<usize>>,
+    stretches: Vec<Stretch>,
 }
 
 /// How many logits exist at once.
@@ -67,6 +66,19 @@ pub struct Reached {
     pub parameters: Vec<Slot>,
     /// Second contributions that are kept apart.
     pub seconds: Vec<(Slot, Slot)>,
+    /// The calls that backward computes again.
+    pub repeated: Vec<Repeated>,
+}
+
+impl Reached {
+    /// What `grads` has come to.
+    pub fn of(grads: &GradBuilder) -> Self {
+        Reached {
+            parameters: grads.reached().collect(),
+            seconds: grads.seconds(),
+            repeated: grads.repeated(),
+        }
+    }
 }
 
 /// Whether a parameter's second contribution is added at once or kept for a window.
@@ -82,7 +94,7 @@ impl HeadPlan {
         program: &mut ProgramBuilder,
         head: Head,
         (inputs, outputs): (&StepInputs, StepOutputs),
-        (config, kept): (&PlanConfig, LogitsKept),
+        (config, kept, stretches): (&PlanConfig, LogitsKept, Vec<Stretch>),
     ) -> Result<Self, PlanError> {
         let total = inputs.rows();
         let cut = config.cut();
@@ -131,7 +143,7 @@ impl HeadPlan {
             rows: total,
             chunks,
             buffer,
-            stretches: program.stretches(config.form.recompute_layers),
+            stretches,
         })
     }
 
@@ -180,10 +192,7 @@ impl HeadPlan {
             }))
         })?;
         grads.backward_recomputed(body, &self.stretches)?;
-        let reached = Reached {
-            parameters: grads.reached().collect(),
-            seconds: grads.seconds(),
-        };
+        let reached = Reached::of(&grads);
         self.loss(program, loss);
         Ok(reached)
     }
@@ -219,10 +228,7 @@ impl HeadPlan {
             Ok(product.cloned().into_iter().collect())
         })?;
         grads.backward_recomputed(body, &self.stretches)?;
-        Ok(Reached {
-            parameters: grads.reached().collect(),
-            seconds: grads.seconds(),
-        })
+        Ok(Reached::of(&grads))
     }
 
     /// The backward of every chunk; `calls_of` gives the chunk's forward calls.

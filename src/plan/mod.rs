@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::PlanError;
+use crate::grad::recompute::Repeated;
 use crate::layout::{Layout, Region};
 use crate::manifest::Manifest;
 use crate::model::Model;
@@ -17,8 +18,11 @@ use crate::op::{OpCall, Slot};
 use crate::program::{Shadow, SlotTable};
 use crate::shape::{Math, Shape};
 
+mod again;
 mod backbone;
+mod budget;
 mod build;
+mod cost;
 mod form;
 mod head;
 pub mod memory;
@@ -27,10 +31,13 @@ mod place;
 mod programs;
 mod window;
 
+pub use again::ComputedAgain;
 pub use backbone::{BackboneOutputs, Features};
-pub use form::{Passes, StepForm};
+pub use form::{Passes, Recompute, StepForm};
 pub use programs::{ProgramKind, Programs};
 pub use window::{WindowLevel, WindowSlots};
+
+use build::Chosen;
 
 /// How sums over tokens are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -292,6 +299,8 @@ pub struct Plan {
     pub window: Option<WindowSlots>,
     /// What forward leaves for the caller to compute a loss from; `None` unless the step comes in halves.
     pub output: Option<HalfOutput>,
+    /// The calls of its step, or of a pass of it, that backward computes again.
+    repeated: Vec<Repeated>,
     /// The hash of the manifest in the form that defines the bits.
     definition: blake3::Hash,
 }
@@ -313,14 +322,21 @@ impl Plan {
     ///
     /// # Errors
     /// Sizes an op does not support; a parameter without a gradient; two parameters of one name; a form that
-    /// model or batch do not allow.
+    /// model or batch do not allow; a budget that the arena cannot keep.
     pub fn build(model: &dyn Model, config: PlanConfig) -> Result<Plan, PlanError> {
         config.check_form()?;
         let definition = match config.form.is_defining() {
             true => None,
             false => Some(Plan::build(model, config.defining())?.definition),
         };
-        build::plan(model, config, definition)
+        let layers = match config.form.recompute {
+            Recompute::Nothing => None,
+            Recompute::Layers(layers) => Some(layers),
+            Recompute::Within { arena_bytes } => {
+                return budget::plan(model, &config, definition, arena_bytes);
+            }
+        };
+        Ok(build::plan(model, config, definition, Chosen::Layers(layers))?.plan)
     }
 
     /// The calls of a program; none where the plan has no such program.

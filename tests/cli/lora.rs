@@ -195,3 +195,50 @@ fn a_frozen_base_is_recomputed_unless_something_else_is_asked_for() {
     assert!(!verify(&[]).contains(" 0 op outputs"));
     assert!(verify(&["--recompute", "1"]).contains(" 0 op outputs"));
 }
+
+#[test]
+fn a_budget_of_the_arena_keeps_the_bits_and_says_what_it_computes_again() {
+    let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/qlora-tiny.toml");
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/qlora-tiny.golden");
+    let arena = |more: &[&str]| -> usize {
+        let shown = done(bitstep(&[&["inspect", recipe], more].concat())).out;
+        let words = value(&shown, "  arena ");
+        let bytes = words.split_whitespace().next().expect("a number");
+        bytes.parse().expect("bytes")
+    };
+    let (kept, anew) = (arena(&["--set", "memory.recompute=0"]), arena(&[]));
+    assert!(anew < kept);
+    let budget = ((kept + anew) / 2).to_string();
+    let set = format!("memory.arena_bytes={budget}");
+    let shown = done(bitstep(&["inspect", recipe, "--set", &set])).out;
+    let form = format!("an arena of at most {budget} bytes");
+    assert_eq!(value(&shown, "form "), form);
+    assert!(arena(&["--set", &set]) <= (kept + anew) / 2);
+    let again: Vec<&str> = shown.lines().filter(|l| l.starts_with("again ")).collect();
+    assert!(!again.is_empty(), "{shown}");
+    let says = |line: &&str| line.contains(" layers") && line.ends_with(" bytes not kept");
+    assert!(again.iter().any(says), "{shown}");
+
+    let bytes = ["--arena-bytes", budget.as_str()];
+    let steps = ["train", recipe, "--set", "steps=4", "--device", "cpu"];
+    let train = |more: &[&str]| done(bitstep(&[&steps[..], more].concat()));
+    let (budgeted, layers) = (train(&bytes), train(&[]));
+    assert_eq!(value(&budgeted.out, "root "), value(&layers.out, "root "));
+    assert_eq!(value(&budgeted.err, "  form "), form);
+    assert!(budgeted.err.contains("\n  again "), "{}", budgeted.err);
+    let verified = done(bitstep(&[&["verify", golden], &bytes[..]].concat())).out;
+    assert!(verified.contains(" 0 op outputs"), "{verified}");
+
+    let both = ["--set", "memory.recompute=1"];
+    let refused = bitstep(&[&["inspect", recipe, "--set", &set], &both[..]].concat());
+    assert_refused(&refused, 2, "memory.arena_bytes");
+    let refused = bitstep(&[&steps[..], &bytes, &["--recompute", "1"]].concat());
+    assert_eq!(refused.code, 2);
+    assert!(
+        refused.err.contains("cannot be used with"),
+        "{}",
+        refused.err
+    );
+    let refused = bitstep(&["inspect", recipe, "--set", "memory.arena_bytes=1000"]);
+    assert_refused(&refused, 2, "with everything computed again, found 1000");
+}

@@ -360,12 +360,12 @@ fn every_form_of_a_step_has_the_bits_of_the_cpu() {
         (Passes::Halves { most_passes: 4 }, Some(2)),
     ];
     for (math, tied) in [(Math::F32, true), (Math::Bf16, true), (Math::F16, false)] {
-        let config = |passes, recompute_layers| PlanConfig {
+        let config = |passes, layers: Option<usize>| PlanConfig {
             grain: 1,
             math,
             form: StepForm {
                 passes,
-                recompute_layers,
+                recompute: layers.into(),
             },
             ..PlanConfig::of(4, 70)
         };

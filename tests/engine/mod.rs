@@ -1,6 +1,8 @@
 //! The engine on the CPU: transitions, refusals, proofs, faults, and what a step may not depend on.
 
+mod adapters;
 mod attention;
+mod budget;
 mod common;
 mod digests;
 mod faults;
@@ -20,3 +22,4 @@ mod states;
 mod steps;
 mod timing;
 mod updates;
+mod values;

@@ -10,7 +10,7 @@ use bitstep::model::mamba_config::{MambaConfig, MambaFamily};
 use bitstep::model::{Family, Model, ModelConfig};
 use bitstep::num::nf4::Quantisation;
 use bitstep::op::{Op, Slot};
-use bitstep::plan::{Passes, Plan, PlanConfig, ProgramKind, StepForm};
+use bitstep::plan::{Passes, Plan, PlanConfig, ProgramKind, Recompute, StepForm};
 use bitstep::shape::Math;
 
 use super::common::*;
@@ -81,7 +81,7 @@ fn planned(model: &dyn Model, math: Math, form: StepForm) -> Arc<Plan> {
 
 fn every(layers: Option<usize>) -> StepForm {
     StepForm {
-        recompute_layers: layers,
+        recompute: layers.into(),
         ..StepForm::default()
     }
 }
@@ -177,7 +177,7 @@ fn recomputation_goes_with_passes_and_halves() {
     let stored = digests(&planned(&model, Math::F32, StepForm::default()));
     let form = |passes| StepForm {
         passes,
-        recompute_layers: Some(2),
+        recompute: Recompute::Layers(2),
     };
     let micro = planned(&model, Math::F32, form(Passes::Micro { sequences: 1 }));
     assert!(digests(&micro) == stored);

@@ -7,7 +7,9 @@ use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::{Family, Model};
 use bitstep::op::swiglu::{Output, SwiGluGrad};
 use bitstep::op::{Op, OpCall};
-use bitstep::plan::{Passes, Plan, PlanConfig, ProgramKind, RESTORED_ELEMENTS, StepForm};
+use bitstep::plan::{
+    Passes, Plan, PlanConfig, ProgramKind, RESTORED_ELEMENTS, Recompute, StepForm,
+};
 use bitstep::shape::Math;
 
 use super::recompute::{LAYERS, adapted, config, decoder, digests, mamba};
@@ -83,16 +85,13 @@ fn restored_outputs_go_with_recomputation_passes_and_halves() {
     for model in [&decoder(Family::Qwen3) as &dyn Model, &adapted()] {
         let plan = |form| planned(model, Math::Bf16, form);
         let kept = digests(&plan((StepForm::default(), NEVER)));
-        for recompute_layers in [None, Some(1), Some(2)] {
+        for recompute in [None, Some(1), Some(2)].map(Recompute::from) {
             for passes in [
                 Passes::Whole,
                 Passes::Micro { sequences: 1 },
                 Passes::Halves { most_passes: 1 },
             ] {
-                let form = StepForm {
-                    passes,
-                    recompute_layers,
-                };
+                let form = StepForm { passes, recompute };
                 assert!(digests(&plan((form, ALWAYS))) == kept, "{form:?}");
             }
         }
@@ -112,14 +111,14 @@ fn a_restored_scan_gives_the_bits_of_a_kept_one() {
         let kept = plan(StepForm::default(), NEVER);
         assert_eq!(scans(&kept), 0);
         let expected = digests(&kept);
-        for recompute_layers in [None, Some(1)] {
+        for recompute in [None, Some(1)].map(Recompute::from) {
             let form = StepForm {
-                recompute_layers,
+                recompute,
                 ..StepForm::default()
             };
             let again = plan(form, ALWAYS);
             assert_eq!(scans(&again), LAYERS);
-            assert!(digests(&again) == expected, "{math} {recompute_layers:?}");
+            assert!(digests(&again) == expected, "{math} {recompute:?}");
         }
         let local = |p: &Plan| p.layout.arena_bytes() - p.layout.persistent_bytes();
         assert!(local(&plan(StepForm::default(), ALWAYS)) < local(&kept));

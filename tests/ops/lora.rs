@@ -46,8 +46,9 @@ fn adapters(rank: usize, n_out: usize, parts: &[(usize, usize)]) -> Adapters {
 }
 
 /// One part, the outer parts of three, all of two, rank one; whole chunks of 16 bytes, in five parts, with gaps; more
-/// ranks than a tile has columns; whole strips of 64 columns with one, two and three steps of terms, the last one whole and not.
-fn shapes() -> [(usize, Adapters); 11] {
+/// ranks than a tile has columns, than the narrowest has, and than any has, over more columns than are under way at once;
+/// whole strips of 64 columns with one, two and three steps of terms, the last one whole and not.
+fn shapes() -> [(usize, Adapters); 13] {
     let five = [(8, 72), (80, 8), (160, 16), (176, 80), (264, 128)];
     let strips = [(8, 64), (80, 128), (208, 64), (272, 64)];
     [
@@ -62,6 +63,8 @@ fn shapes() -> [(usize, Adapters); 11] {
         (35, adapters(16, 264, &[(0, 136), (136, 64), (200, 64)])),
         (65, adapters(8, 400, &five)),
         (34, adapters(40, 96, &[(0, 80), (80, 16)])),
+        (33, adapters(24, 1160, &[(0, 72), (80, 1080)])),
+        (20, adapters(64, 72, &[(0, 72)])),
     ]
 }
 
@@ -194,7 +197,7 @@ fn long_runs_of_rows_have_their_bits() {
     assert_stored(&case, (0..rows * columns).map(element).collect());
 }
 
-const LOWER: [[usize; 3]; 8] = [
+const LOWER: [[usize; 3]; 10] = [
     [1, 1, 1],
     [7, 33, 4],
     [40, 64, 24],
@@ -203,6 +206,8 @@ const LOWER: [[usize; 3]; 8] = [
     [80, 64, 48],
     [32, 128, 32],
     [16, 64, 8],
+    [33, 1160, 16],
+    [20, 136, 64],
 ];
 
 #[test]

@@ -108,6 +108,24 @@ fn the_input_gradient_is_a_chain_of_steps_rounded_once() {
     }
 }
 
+/// A weight gradient in a tensor-core domain against its formula.
+fn assert_weight_gradient(op: &MatmulGradWeight, kind: Kind, seed: u64) {
+    let (n_in, n_out, sum) = (op.n_in, op.n_out, op.sum);
+    let case = Case::random(op.clone(), seed);
+    let (dy, x) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
+    let before = case.writes[0].f32s();
+    let element = |at: usize| {
+        let (o, i) = (at / n_in, at % n_in);
+        let pair = |t| (dy[t * n_out + o], x[t * n_in + i]);
+        let total = token_sum(&sum, |piece| chain(kind, 0.0, piece.map(pair)));
+        match op.store {
+            Store::Assign => total,
+            Store::Add => before[at] + total,
+        }
+    };
+    assert_stored(&case, (0..n_in * n_out).map(element).collect());
+}
+
 #[test]
 fn the_weight_gradient_is_f32_and_a_chain_of_steps_a_piece() {
     for (math, kind, _) in KINDS {
@@ -129,24 +147,35 @@ fn the_weight_gradient_is_f32_and_a_chain_of_steps_a_piece() {
                     store,
                     math,
                 };
-                let case = Case::random(op, seed);
-                let (dy, x) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
-                let before = case.writes[0].f32s();
-                let element = |at: usize| {
-                    let (o, i) = (at / n_in, at % n_in);
-                    let total = token_sum(&sum, |piece| {
-                        chain(
-                            kind,
-                            0.0,
-                            piece.map(|t| (dy[t * n_out + o], x[t * n_in + i])),
-                        )
-                    });
-                    match store {
-                        Store::Assign => total,
-                        Store::Add => before[at] + total,
-                    }
+                assert_weight_gradient(&op, kind, seed);
+            }
+        }
+    }
+}
+
+/// Few rows of weights: one block for each tile, several that meet, and more of them than are folded at once.
+#[test]
+fn the_gradient_of_few_rows_is_the_same_sum() {
+    let cuts = [(64, 64, 16), (300, 300, 19), (150, 16, 4)];
+    for (math, kind, _) in KINDS {
+        for (seed, [n_in, n_out]) in (1..).zip([[72, 8], [136, 24], [64, 48]]) {
+            for ((tokens, grain, piece), store) in
+                cuts.into_iter()
+                    .zip([Store::Add, Store::Assign, Store::Add])
+            {
+                let sum = TokenSum {
+                    tokens,
+                    grain,
+                    piece,
                 };
-                assert_stored(&case, (0..n_in * n_out).map(element).collect());
+                let op = MatmulGradWeight {
+                    n_in,
+                    n_out,
+                    sum,
+                    store,
+                    math,
+                };
+                assert_weight_gradient(&op, kind, seed);
             }
         }
     }
