@@ -4,6 +4,7 @@
 // the block; the warp with a piece's first row begins them, and each hands them on to the warp with the next row.
 #pragma once
 #include "async.cuh"
+#include "mbarrier.cuh"
 #include "rms_norm_grad.cuh"
 
 namespace norm_grad {
@@ -53,25 +54,19 @@ struct Four<storage::f32> {
     __device__ __forceinline__ static void copy(float* to, const float* from) { copy_async_16(to, from, true); }
 };
 
-/// The warp that hands on the chains and the one that takes them meet at the barrier of the latter, and what the one
-/// has stored is seen by the other. The one that hands on waits too: its next row is on its way by then, and arrives
-/// no sooner than the rows of the warps after it, so that it loses nothing by that.
-__device__ __forceinline__ void meet(unsigned taker) {
-#ifdef BITSTEP_HOST
-    emu_bar_sync(taker + 1, 64);
-#else
-    asm volatile("bar.sync %0, 64;" ::"r"(taker + 1) : "memory");
-#endif
-}
+/// The most warps of a relay with chains, whose barriers come first in its shared memory.
+__device__ constexpr unsigned RELAY_WARPS = 8;
 
 /// `QUADS`: d / 128 where a thread holds its quads of a row in registers, all of them under way together; 0 for rows
-/// of any d, which stay in shared memory until their turn is over. `CHAINS`: the weight has a gradient. At least two
-/// warps, since two meet, at most 15, for as many barriers, and an even number; a thread reads only what it has copied.
+/// of any d, which stay in shared memory until their turn is over. `CHAINS`: the weight has a gradient, and the
+/// chains go from warp to warp by a barrier each. An even number of warps; a thread reads only what it has copied.
 template <int QUADS, bool CHAINS, typename H>
 struct Relay {
     const Params<H>& p;
     const Piece at;
     unsigned warp, warps;
+    /// The barrier of each warp at which the one before it hands on the chains.
+    mbarrier::Word* barriers;
     float* chains;
     /// This warp's row: dh, r and what is added to.
     H* dh;
@@ -79,12 +74,22 @@ struct Relay {
     float* old;
 
     __device__ __forceinline__ Relay(const Params<H>& params, float* shared)
-        : p(params), at(params.cut), warp(threadIdx.x / 32), warps(blockDim.x / 32), chains(shared) {
-        float* rows = shared + (CHAINS ? p.d : 0);
+        : p(params), at(params.cut), warp(threadIdx.x / 32), warps(blockDim.x / 32),
+          barriers(reinterpret_cast<mbarrier::Word*>(shared)), chains(shared + 2 * RELAY_WARPS) {
+        float* rows = CHAINS ? chains + p.d : shared;
         r = rows + (size_t)warp * p.d;
         H* rows_dh = reinterpret_cast<H*>(rows + (size_t)warps * p.d);
         dh = rows_dh + (size_t)warp * p.d;
         old = reinterpret_cast<float*>(rows_dh + (size_t)warps * p.d) + (size_t)warp * p.d;
+    }
+
+    /// Waits until the warp with the row before t has handed on the chains; each time is a phase of this warp's barrier.
+    __device__ __forceinline__ void take_chains(unsigned t) const {
+        mbarrier::wait(barriers + warp, (t - at.first - 1) / warps & 1);
+    }
+    /// Every lane arrives, for what it has stored itself.
+    __device__ __forceinline__ void hand_on_chains() const {
+        mbarrier::arrive(barriers + (warp + 1 == warps ? 0 : warp + 1));
     }
 
     /// `step(k, i)` for the thread's quads of a row, number k from element i on.
@@ -177,7 +182,7 @@ struct Relay {
         if (first) {
             each([&](int k, unsigned) { acc[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f); });
         } else {
-            meet(warp);
+            take_chains(t);
             each([&](int k, unsigned i) { acc[k] = load4(chains + i); });
         }
         each([&](int k, unsigned) {
@@ -189,7 +194,7 @@ struct Relay {
             each([&](int k, unsigned i) { store4(partial + i, acc[k]); });
         } else {
             each([&](int k, unsigned i) { store4(chains + i, acc[k]); });
-            meet(warp + 1 == warps ? 0 : warp + 1);
+            hand_on_chains();
         }
     }
 
@@ -204,7 +209,7 @@ struct Relay {
 
     __device__ __forceinline__ void chains_from_shared(unsigned t, float rstd, float* partial) const {
         const bool first = t == at.first, last = t + 1 == at.end;
-        if (!first) meet(warp);
+        if (!first) take_chains(t);
 #pragma unroll 4
         for (unsigned i = 4 * (threadIdx.x & 31u); i < p.d; i += 128) {
             const float4 before = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : load4(chains + i);
@@ -212,7 +217,7 @@ struct Relay {
             chain_step(load4(dh + i), times(load4(r + i), rstd), acc);
             store4((last ? partial : chains) + i, make_float4(acc[0], acc[1], acc[2], acc[3]));
         }
-        if (!last) meet(warp + 1 == warps ? 0 : warp + 1);
+        if (!last) hand_on_chains();
     }
 
     /// The rows of the piece and, with chains, its row of partials.
@@ -221,6 +226,12 @@ struct Relay {
         unsigned t = at.first + warp;
         fetch(t);
         fetch_old(t);
+        if constexpr (CHAINS) {
+            if (threadIdx.x == 0) {
+                for (unsigned of = 0; of < warps; ++of) mbarrier::init(barriers + of, 32);
+            }
+            __syncthreads();
+        }
         float rstd = t < at.end ? p.rstd[t] : 0.0f;
         for (; t < at.end; t += warps) {
             const float next = t + warps < at.end ? p.rstd[t + warps] : 0.0f;

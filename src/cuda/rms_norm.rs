@@ -61,12 +61,14 @@ struct Relay {
 impl Relay {
     /// Wanted in this order while a block's rows fit; more do not bring the rows faster.
     const WARPS: [usize; 4] = [8, 6, 4, 2];
+    /// Bytes of the barriers at which warps hand on the chains, one for each of the most warps.
+    const BARRIERS: usize = 8 * Self::WARPS[0];
 
     /// The relay of a call; `None` where not even two rows fit.
     fn of(op: &RmsNormGrad, device: &DeviceShape) -> Option<Relay> {
         let mut relays = Self::WARPS.into_iter().map(|warps| Relay {
             warps,
-            bytes: (warps * Self::row_bytes(op) + 4) * op.d_model,
+            bytes: Self::BARRIERS + (warps * Self::row_bytes(op) + 4) * op.d_model,
         });
         relays.find(|relay| relay.bytes <= shared_of_one(device))
     }
