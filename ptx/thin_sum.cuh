@@ -166,24 +166,3 @@ __device__ __forceinline__ Columns columns_of(const unsigned short* matrix, size
                                               unsigned exist) {
     return {matrix + token * pitch + first, pitch, exist};
 }
-
-// One block of dweight[o, i] (+)= sum_t dy[t, o] * x[t, i] with few rows, the ranks of adapters.
-template <class Sum>
-__device__ __forceinline__ void thin_weight_tile(const unsigned short* dy, const unsigned short* x, float* dweight,
-                                                 unsigned* arrivals, float4* partials, unsigned n_in, unsigned n_out,
-                                                 const Cut& cut, bool add) {
-    const unsigned tiles_m = (n_out + Sum::ROWS - 1) / Sum::ROWS, tiles = tiles_m * ((n_in + Sum::COLUMNS - 1) / Sum::COLUMNS);
-    const unsigned tile = blockIdx.x % tiles, row0 = tile % tiles_m * Sum::ROWS, column0 = tile / tiles_m * Sum::COLUMNS;
-    const TensorOutput<Sum, float> out(dweight, n_out, n_in, row0, column0);
-    const bool pairs = out.aligned(8);
-    Sum::sum(
-        cut, tile, blockIdx.x / tiles, arrivals, partials,
-        [&](size_t token, Columns& left, Columns& right) {
-            left = columns_of(dy, token, n_out, row0, n_out - row0);
-            right = columns_of(x, token, n_in, column0, n_in - column0);
-        },
-        [&](unsigned q, float4 v) {
-            store_floats<Sum>(out, q / Sum::ACROSS, q % Sum::ACROSS, 0, v.x, v.y, pairs, add);
-            store_floats<Sum>(out, q / Sum::ACROSS, q % Sum::ACROSS, 1, v.z, v.w, pairs, add);
-        });
-}

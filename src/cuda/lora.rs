@@ -9,7 +9,7 @@ use super::lora_wide::{self, STRIP_COLUMNS, Walk};
 use super::matmul;
 use super::pieces::{WeightTiles, cut_of, pieces};
 use super::rows::{by_vectors, number, numbers, regions};
-use super::thin::{Columns, Thin};
+use super::thin::Thin;
 use crate::layout::{PlacedCall, Region};
 use crate::op::lora::{
     Adapters, LoraDown, LoraDownGradInput, LoraUp, LoraUpGradInput, LoraUpGradWeight, Part,
@@ -199,16 +199,8 @@ fn from(region: Region, bytes: usize) -> Region {
     }
 }
 
-/// `s = x · aᵀ`: kernels for few columns, or those of a linear layer; reads x, a, writes s.
+/// `s = x · aᵀ`: the kernels of a linear layer; reads x, a, writes s.
 pub fn down(op: &LoraDown, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let (x, a, s) = (call.reads[0], call.reads[1], call.writes[0]);
-    let vectors = by_vectors(op.n_in, op.math, &[x, a]) && by_vectors(op.ranks, op.math, &[s]);
-    let thin = Columns::of(op.math, op.ranks).filter(|_| vectors && op.rows > 0);
-    if let Some(thin) = thin {
-        let mut args = regions([x, a, s]).to_vec();
-        args.extend(numbers([op.rows, op.n_in, op.ranks]));
-        return thin.down(op.rows, args).into();
-    }
     let layer = Matmul {
         rows: op.rows,
         n_in: op.n_in,
@@ -292,21 +284,19 @@ pub fn up_grad_input(op: &LoraUpGradInput, call: &PlacedCall, _: &DeviceShape) -
     Served::each(&op.adapters, op.math, |served| {
         let b = served.rows_of(call.reads[1], op.math.storage().size());
         let ds = served.ranks_of(call.writes[0]);
-        let vectors = served.by_vectors(&[dy, b, ds]);
+        let entry = entry!(
+            op.math,
+            served.by_vectors(&[dy, b, ds]),
+            "lora_up_grad_input"
+        );
         let tiles = op.rows.div_ceil(tile.rows) * op.adapters.rank.div_ceil(tile.columns);
         let mut args = regions([dy, b, ds]).to_vec();
         args.extend(numbers([op.rows]));
         args.extend(served.numbers());
         let blocks = tiles * served.parts.len();
-        let thin = Columns::of(op.math, op.adapters.rank).filter(|_| vectors);
-        made.launches.extend(match thin {
-            _ if blocks == 0 => None,
-            Some(thin) => Some(thin.up_grad_input(op.rows, served.parts.len(), args)),
-            None => {
-                let entry = entry!(op.math, vectors, "lora_up_grad_input");
-                Some(tile.launch(entry, blocks, args))
-            }
-        });
+        if blocks > 0 {
+            made.launches.push(tile.launch(entry, blocks, args));
+        }
     });
     made
 }

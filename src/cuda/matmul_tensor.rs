@@ -6,7 +6,6 @@
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::pieces::{WeightTiles, Work, is_one_tree, whole_args};
 use super::rows::{number, shared_of_two};
-use super::thin::Thin;
 use crate::layout::PlacedCall;
 use crate::num::tensor_step::Kind;
 use crate::num::tree::TokenSum;
@@ -199,15 +198,6 @@ fn whole(kind: Kind, work: &Work, sum: &TokenSum, device: &DeviceShape) -> Optio
     (is_whole(work, sum, device) && fits).then(launch)
 }
 
-/// The most rows of a weight whose gradient is a thin sum.
-const THIN_ROWS: usize = 48;
-
-/// The division of a weight gradient as a thin sum, where it is one.
-fn thin(work: &Work, op: &MatmulGradWeight) -> Option<Thin> {
-    let few = work.vectors && op.n_out <= THIN_ROWS;
-    Thin::of(op.math, op.n_out, &op.sum).filter(|_| few)
-}
-
 /// The weight gradient of sizes `work`, in f32.
 pub(super) fn grad_weight(
     kind: Kind,
@@ -218,9 +208,6 @@ pub(super) fn grad_weight(
     if let Some(mut launch) = whole(kind, work, &op.sum, device) {
         launch.args = whole_args(op, call);
         return launch.into();
-    }
-    if let Some(thin) = thin(work, op) {
-        return thin.grad_weight(op, call);
     }
     let tile = best_tile(work, device);
     let tiles = WeightTiles {

@@ -1,16 +1,15 @@
-//! Products with few columns, the ranks of adapters, in bf16 and f16: the kernels of `ptx/thin_rows.cuh`, and those of
-//! `ptx/thin_sum.cuh` for sums over tokens. All rows of operands and outputs are whole chunks of 16 bytes.
+//! Gradients of upper matrices of adapters, whose thin factor has few columns, in bf16 and f16: the kernels of
+//! `ptx/thin_sum.cuh`. All rows of operands and outputs are whole chunks of 16 bytes.
 //!
-//! Of a product the rows are dealt to blocks, which bring the terms of many steps ahead. Of a sum over tokens a warp has one piece of a tile, and the pieces of a block's warps are neighbours in the balanced tree: a block leaves
-//! one sum for all of them. So few blocks meet at a tile, and the last of them folds what they left in one round of loads.
+//! A warp has one piece of a tile, and the pieces of a block's warps are neighbours in the balanced tree: a block
+//! leaves one sum for all of them. So few blocks meet at a tile, and the last of them folds what they left in one
+//! round of loads.
 
-use super::call::{Arg, CallLaunches, KernelLaunch};
-use super::pieces::{WeightTiles, cut_numbers, is_one_tree, pieces};
-use super::rows::{number, regions};
-use crate::layout::PlacedCall;
+use super::call::{Arg, KernelLaunch};
+use super::pieces::{WeightTiles, is_one_tree, pieces};
+use super::rows::number;
 use crate::num::tensor_step::Kind;
 use crate::num::tree::TokenSum;
-use crate::op::matmul::MatmulGradWeight;
 use crate::shape::Math;
 
 /// Columns of the wide factor in a tile.
@@ -25,13 +24,6 @@ const PAD_BYTES: usize = 16;
 const WARPS: usize = 4;
 const STAGES: usize = 6;
 const STAGE_TOKENS: usize = 16;
-/// Rows of a block of a product, and terms of a stage.
-const ROWS: usize = 32;
-const STAGE_TERMS: usize = 128;
-/// Stages of such a block, where the thin factor's terms lie side by side, and where its columns do, by the columns.
-const STAGES_TERMS_INSIDE: usize = 7;
-const STAGES_COLUMNS_INSIDE: [usize; 3] = [7, 5, 4];
-
 /// Bytes of a line of so many elements in shared memory.
 const fn line_bytes(elements: usize) -> usize {
     elements * size_of::<u16>() + PAD_BYTES
@@ -83,43 +75,6 @@ impl Columns {
     fn entry(&self, entries: Entries) -> &'static str {
         entries[usize::from(self.kind == Kind::F16)][self.extent]
     }
-
-    /// The launch of a lower product, `s = x · aᵀ`.
-    pub fn down(&self, rows: usize, args: Vec<Arg>) -> KernelLaunch {
-        let lines = ROWS + EXTENTS[self.extent];
-        let stage = lines * line_bytes(STAGE_TERMS);
-        let shared = STAGES_TERMS_INSIDE * stage;
-        self.rows(entries!("lora_down_thin"), (rows, 1), shared, args)
-    }
-
-    /// The launch of the gradient of `s` of so many parts.
-    pub fn up_grad_input(&self, rows: usize, parts: usize, args: Vec<Arg>) -> KernelLaunch {
-        let wide = ROWS * line_bytes(STAGE_TERMS);
-        let stage = wide + STAGE_TERMS * line_bytes(EXTENTS[self.extent]);
-        let shared = STAGES_COLUMNS_INSIDE[self.extent] * stage;
-        self.rows(
-            entries!("lora_up_grad_input_thin"),
-            (rows, parts),
-            shared,
-            args,
-        )
-    }
-
-    fn rows(
-        &self,
-        entries: Entries,
-        (rows, parts): (usize, usize),
-        shared_bytes: usize,
-        args: Vec<Arg>,
-    ) -> KernelLaunch {
-        KernelLaunch {
-            entry: self.entry(entries),
-            grid: [number(rows.div_ceil(ROWS) * self.reads * parts), 1, 1],
-            block: [number(4 * EXTENTS[self.extent]), 1, 1],
-            shared_bytes: number(shared_bytes),
-            args,
-        }
-    }
 }
 
 /// How a sum over tokens with a thin factor is divided.
@@ -161,18 +116,7 @@ impl Thin {
         }
     }
 
-    /// The weight gradient of a layer with so few rows of weights, whose rows and operands are whole chunks of 16 bytes.
-    pub fn grad_weight(&self, op: &MatmulGradWeight, call: &PlacedCall) -> CallLaunches {
-        let (tiles, rest) = (self.tiles(op.n_in), self.rest());
-        let meeting = self.meeting(tiles);
-        let mut args = regions([call.reads[0], call.reads[1]]).to_vec();
-        args.extend(meeting.places(call.writes[0], &rest));
-        args.extend(cut_numbers(op));
-        let launch = self.launch(entries!("matmul_grad_weight_thin"), tiles, args);
-        meeting.with_workspace(launch.into(), &rest)
-    }
-
-    /// The same over so many tiles for the upper matrices of adapters.
+    /// The launch over so many tiles for the upper matrices of adapters.
     pub fn up_grad_weight(&self, tiles: usize, args: Vec<Arg>) -> KernelLaunch {
         self.launch(entries!("lora_up_grad_weight_thin"), tiles, args)
     }

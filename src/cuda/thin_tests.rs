@@ -59,31 +59,3 @@ fn what_is_left_is_a_tree_over_blocks() {
     // Six stages of 16 lines of 64 and 16 columns for each of four warps.
     assert_eq!(launch.shared_bytes, 4 * 6 * 16 * (144 + 48));
 }
-
-#[test]
-fn rows_are_dealt_to_blocks_for_each_part_and_reading() {
-    let of = |columns| Columns::of(Math::Bf16, columns).expect("thin");
-    let made = of(48).down(4096, Vec::new());
-    assert_eq!(made.entry, "lora_down_thin_bf16_48");
-    assert_eq!((made.grid, made.block), ([128, 1, 1], [192, 1, 1]));
-    assert_eq!(made.shared_bytes, 7 * (32 + 48) * 272);
-    let made = of(16).up_grad_input(100, 3, Vec::new());
-    assert_eq!(made.entry, "lora_up_grad_input_thin_bf16_16");
-    assert_eq!((made.grid, made.block), ([12, 1, 1], [64, 1, 1]));
-    assert_eq!(made.shared_bytes, 7 * (32 * 272 + 128 * 48));
-    assert_eq!(of(64).down(32, Vec::new()).grid[0], 2);
-    assert_eq!(Columns::of(Math::Tf32, 16), None);
-}
-
-#[test]
-fn no_block_asks_for_more_shared_memory_than_a_device_has() {
-    for columns in [16, 32, 48] {
-        let thin = Columns::of(Math::Bf16, columns).expect("thin");
-        for made in [
-            thin.down(32, Vec::new()),
-            thin.up_grad_input(32, 1, Vec::new()),
-        ] {
-            assert!(made.shared_bytes <= 160 << 10, "{made:?}");
-        }
-    }
-}

@@ -134,7 +134,7 @@ impl Standing {
 fn again_of(slots: &SlotTable, unit: &[OpCall], again: Again) -> Result<Option<Unit>, PlanError> {
     match (again, unit.last()) {
         (Again::Called, _) => Ok(Some(unit.to_vec())),
-        (Again::FromOwnOutput, Some(call)) => match call.op.rule().from_own_output(call) {
+        (Again::FromOwnOutput, Some(call)) => match call.op.rule().again_from_output(call) {
             Some(call) => Ok(Some(vec![call])),
             None => {
                 let tensor = call.writes.first().copied().unwrap_or(Slot(0));

@@ -166,7 +166,7 @@ pub trait OpRule {
 
     /// The call that writes some of this call's outputs again, with the same bits, from another of its outputs: what
     /// stands where that one is kept and the others are not. `None` for ops whose outputs do not follow from each other.
-    fn from_own_output(&self, _call: &OpCall) -> Option<OpCall> {
+    fn again_from_output(&self, _call: &OpCall) -> Option<OpCall> {
         None
     }
 

@@ -49,7 +49,7 @@ impl OpRule for RmsNorm {
     }
 
     /// The norm of the kept sum is the norm of the sum.
-    fn from_own_output(&self, call: &OpCall) -> Option<OpCall> {
+    fn again_from_output(&self, call: &OpCall) -> Option<OpCall> {
         let ([_, _, weight], [r, h, rstd]) = (&call.reads[..], &call.writes[..]) else {
             return None;
         };

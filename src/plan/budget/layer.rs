@@ -118,7 +118,7 @@ impl Layer {
         for bounds in schedule::unit_bounds(slots, calls) {
             let unit = &calls[bounds.clone()];
             let own = unit.last().and_then(|call| {
-                let again = call.op.rule().from_own_output(call)?;
+                let again = call.op.rule().again_from_output(call)?;
                 Some(names.form(&[again]))
             });
             units.push((names.form(unit), own, range.start + bounds.end));
