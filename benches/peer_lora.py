@@ -200,6 +200,7 @@ def measure(arguments, mode):
         launch()
     if step.cuda:
         torch.cuda.synchronize()
+    time.sleep(max(0.0, arguments.start_at - time.time()))
     preheat(step, launch, arguments)
     wall = wall_times(step, launch, arguments.steps)
     if step.cuda:
@@ -231,6 +232,7 @@ def read_arguments():
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in backward")
     parser.add_argument("--launched", action="store_true", help="launch compiled steps without a CUDA graph")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--start-at", type=float, default=0.0, metavar="SECONDS", help="time nothing before this Unix time")
     parser.add_argument("--rest", type=float, default=0.0, metavar="SECONDS", help="no work before the steps of each kind")
     parser.add_argument("--preheat", type=float, default=0.0, metavar="SECONDS", help="untimed steps before them")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="end a mode that takes longer, each in a process")
@@ -253,6 +255,7 @@ def apart(arguments, mode):
     options += ["--adapters", arguments.adapters, "--by", arguments.by, "--steps", str(arguments.steps)]
     options += ["--double"] * arguments.double + ["--checkpointing"] * arguments.checkpointing
     options += ["--launched"] * arguments.launched
+    options += ["--start-at", str(arguments.start_at), "--rest", str(arguments.rest), "--preheat", str(arguments.preheat)]
     command = [sys.executable, os.path.abspath(__file__), *options]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
