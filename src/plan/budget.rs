@@ -214,7 +214,7 @@ fn order_of(layers: &[Vec<LayerOption>]) -> Vec<Step> {
     order
 }
 
-/// Rows of the smallest chunks that a head is cut into for a budget: fewer would not fill a large device.
+/// Rows of the smallest chunks that a head is cut into for a budget.
 const LEAST_ROWS: usize = 512;
 
 /// The steps of a head whose weight is not trained, of whose chunks no bit depends: the most logits at once after each,

@@ -13,6 +13,10 @@ const F32_PRODUCTS: f64 = 47e12;
 /// Of products on tensor cores in tf32, and in bf16 and f16.
 const TF32_PRODUCTS: f64 = 330e12;
 const NARROW_PRODUCTS: f64 = 650e12;
+/// Outputs from which on a product fills a large device: a tile of 128 x 128 for each of 132 multiprocessors. One with
+/// fewer has that share of the rate: the input gradient of a head of 151,936 logits ran at 841 TFLOP/s over 2,048 rows of
+/// 1,024 columns, and at 456 over 1,024 rows.
+const FILLING_OUTPUTS: f64 = (132 * 128 * 128) as f64;
 /// Attention runs at this share of the rate of products.
 const ATTENTION_SHARE: f64 = 0.4;
 /// Operations a second of scans and convolutions, which take elementary functions.
@@ -28,23 +32,50 @@ pub fn seconds(op: &Op) -> f64 {
         Math::Tf32 => TF32_PRODUCTS,
         Math::Bf16 | Math::F16 => NARROW_PRODUCTS,
     };
+    let filled = |outputs: usize| products * (outputs as f64 / FILLING_OUTPUTS).min(1.0);
     let (rate, bandwidth) = match op {
+        Op::Matmul(op) => (filled(op.rows * op.n_out), BYTES_PER_SECOND),
+        Op::MatmulGradInput(op) => (filled(op.rows * op.n_in), BYTES_PER_SECOND),
         Op::Attention(_) => (products * ATTENTION_SHARE, BYTES_PER_SECOND),
         Op::Scan(_) | Op::Conv1d(_) => (ELEMENTARY, BYTES_PER_SECOND),
         Op::LoraDown(_) | Op::LoraUp(_) => (products, BYTES_PER_SECOND * ADAPTER_SHARE),
         _ => (products, BYTES_PER_SECOND),
     };
     let (bytes, flops) = (rule.bytes() as f64, rule.flops() as f64);
-    CALL_SECONDS + (bytes / bandwidth).max(flops / rate)
+    let computed = if flops > 0.0 { flops / rate } else { 0.0 };
+    CALL_SECONDS + (bytes / bandwidth).max(computed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::op::attention::{Attention, AttentionShape};
-    use crate::op::matmul::Matmul;
+    use crate::op::matmul::{Matmul, MatmulGradInput};
     use crate::op::rms_norm::RmsNorm;
     use crate::op::rope::Heads;
+
+    #[test]
+    fn a_product_of_few_outputs_has_its_share_of_the_device() {
+        let head = |rows| {
+            let (n_in, n_out, math) = (1024, 151_936, Math::Bf16);
+            seconds(&Op::from(MatmulGradInput {
+                rows,
+                n_in,
+                n_out,
+                math,
+            })) - CALL_SECONDS
+        };
+        // Half as many rows take about as long, where they already did not fill the device.
+        assert!((0.99..1.01).contains(&(head(512) / head(1024))));
+        assert!((1.9..2.0).contains(&(head(4096) / head(2048))));
+        let none = MatmulGradInput {
+            rows: 0,
+            n_in: 8,
+            n_out: 8,
+            math: Math::F32,
+        };
+        assert!(seconds(&Op::from(none)).is_finite());
+    }
 
     #[test]
     fn bytes_or_operations_decide_whichever_take_longer() {
