@@ -230,6 +230,7 @@ pub(crate) fn plans() -> Vec<Plan> {
             (16, 128, 32, 2),
             (24, 128, 32, 2),
             (40, 136, 32, 2),
+            (104, 128, 64, 2),
             (3, 36, 6, 1),
         ] {
             let lora = LoraConfig {
@@ -383,6 +384,10 @@ fn every_launch_has_the_signature_of_its_kernel() {
                 let entry = format!("lora_{stem}_{math}_wide_{terms}");
                 assert!(reached.contains(entry.as_str()), "{entry} was not reached");
             }
+        }
+        for ranks in [16, 32, 48] {
+            let entry = format!("lora_up_grad_weight_thin_{math}_{ranks}");
+            assert!(reached.contains(entry.as_str()), "{entry} was not reached");
         }
     }
     assert!(
