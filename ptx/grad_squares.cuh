@@ -34,16 +34,10 @@ __device__ __forceinline__ void sum_block(const float* grad, unsigned long long 
             acc = square_onto(x[i], acc);
         }
     } else {
-        // Also of a last block all loads are in flight before the first is used.
         const unsigned rest = (unsigned)(n - start);
-        float x[TERMS];
-#pragma unroll
-        for (int i = 0; i < TERMS; i++) {
-            if (i * LANES + t < rest) x[i] = block[i * LANES];
-        }
-#pragma unroll
-        for (int i = 0; i < TERMS; i++) {
-            if (i * LANES + t < rest) acc = square_onto(x[i], acc);
+#pragma unroll 8
+        for (unsigned i = t; i < rest; i += LANES) {
+            acc = square_onto(grad[start + i], acc);
         }
     }
     lanes[t] = acc;

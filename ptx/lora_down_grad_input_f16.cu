@@ -16,14 +16,4 @@ DOWN_GRAD(, Tile64x64, true)
 DOWN_GRAD(_any, Tile64x64Any, false)
 
 // In place by warps down strips of 64 columns, for up to 16, 32 and 48 ranks.
-#define DOWN_GRAD_WIDE(NAME, STEPS, DEPTH, STAGE)                                                                \
-    extern "C" __global__ void __launch_bounds__(wide::WARPS * 32, 4)                                            \
-        lora_down_grad_input_f16_wide_##NAME(const unsigned short* __restrict__ ds, const unsigned short* __restrict__ a,       \
-                     unsigned short* dx, unsigned rows, unsigned run_rows, unsigned strip_blocks, unsigned n_in, unsigned ranks, \
-                     unsigned add) {                                                                             \
-        wide::down_grad<F16, STEPS, DEPTH, STAGE>(ds, a, dx, wide::Deal(rows, run_rows, strip_blocks), n_in, ranks, add != 0); \
-    }
-
-DOWN_GRAD_WIDE(16, 1, 2, 2)
-DOWN_GRAD_WIDE(32, 2, 2, 2)
-DOWN_GRAD_WIDE(48, 3, 3, 1)
+DOWN_GRAD_WIDE(f16, F16)

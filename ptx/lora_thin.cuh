@@ -28,3 +28,20 @@ __device__ __forceinline__ void thin_up_grad_weight_tile(const unsigned short* d
             store_floats<Sum>(out, i, j, 1, __fmul_rn(v.z, scale), __fmul_rn(v.w, scale), pairs, false);
         });
 }
+
+// Kernels for thin factors of up to 16, 32 and 48 columns a tile, by the names of a storage and of its format.
+#define UP_GRAD_WEIGHT_THIN_OF(STORAGE, FORMAT, RANKS)                                                           \
+    extern "C" __global__ void __launch_bounds__(128, 3) lora_up_grad_weight_thin_##STORAGE##_##RANKS(            \
+        const unsigned short* __restrict__ dy, const unsigned short* __restrict__ s, float* __restrict__ db,     \
+        unsigned* arrivals, float4* partials, unsigned tokens, unsigned grain, unsigned piece,                   \
+        unsigned pieces_of_grain, unsigned pieces, unsigned rank, unsigned ranks, unsigned n_out, float scale,   \
+        PARTS_PARAMETERS) {                                                                                      \
+        thin_up_grad_weight_tile<ThinSum<FORMAT, 64, RANKS>>(dy, s, db, arrivals, partials,                      \
+                                                             Ranks{rank, ranks, n_out}, scale,                   \
+                                                             Cut{tokens, grain, piece, pieces_of_grain, pieces}, \
+                                                             PARTS_GIVEN);                                       \
+    }
+#define UP_GRAD_WEIGHT_THIN(STORAGE, FORMAT)                                                                     \
+    UP_GRAD_WEIGHT_THIN_OF(STORAGE, FORMAT, 16)                                                                  \
+    UP_GRAD_WEIGHT_THIN_OF(STORAGE, FORMAT, 32)                                                                  \
+    UP_GRAD_WEIGHT_THIN_OF(STORAGE, FORMAT, 48)

@@ -17,15 +17,4 @@ UP(, Tile64x64, true)
 UP(_any, Tile64x64Any, false)
 
 // In place by warps down strips of 64 columns, for ranks up to 16, 32 and 48.
-#define UP_WIDE(NAME, STEPS, DEPTH, STAGE)                                                                       \
-    extern "C" __global__ void __launch_bounds__(wide::WARPS * 32, 4)                                            \
-        lora_up_f16_wide_##NAME(const unsigned short* __restrict__ s, const unsigned short* __restrict__ b, unsigned short* y,  \
-                     unsigned rows, unsigned run_rows, unsigned strip_blocks, unsigned rank, unsigned ranks, unsigned n_out,    \
-                     float scale, PARTS_PARAMETERS) {                                                            \
-        wide::up<F16, STEPS, DEPTH, STAGE>(s, b, y, wide::Deal(rows, run_rows, strip_blocks), Ranks{rank, ranks, n_out}, scale, \
-                                             PARTS_GIVEN);                                                       \
-    }
-
-UP_WIDE(16, 1, 2, 2)
-UP_WIDE(32, 2, 2, 2)
-UP_WIDE(48, 3, 3, 1)
+UP_WIDE(f16, F16)

@@ -280,3 +280,30 @@ __device__ __forceinline__ void down_grad(const Word* ds, const Word* a, Word* d
 }
 
 }  // namespace wide
+
+// Both kernels for chains of up to 16, 32 and 48 terms, by the names of a storage and of its format.
+#define UP_WIDE_OF(STORAGE, FORMAT, TERMS, DEPTH, STAGE)                                                         \
+    extern "C" __global__ void __launch_bounds__(wide::WARPS * 32, 4)                                            \
+        lora_up_##STORAGE##_wide_##TERMS(const unsigned short* __restrict__ s, const unsigned short* __restrict__ b, unsigned short* y, \
+                     unsigned rows, unsigned run_rows, unsigned strip_blocks, unsigned rank, unsigned ranks, unsigned n_out,    \
+                     float scale, PARTS_PARAMETERS) {                                                            \
+        wide::up<FORMAT, TERMS / 16, DEPTH, STAGE>(s, b, y, wide::Deal(rows, run_rows, strip_blocks),            \
+                                                   Ranks{rank, ranks, n_out}, scale, PARTS_GIVEN);               \
+    }
+#define UP_WIDE(STORAGE, FORMAT)                                                                                 \
+    UP_WIDE_OF(STORAGE, FORMAT, 16, 2, 2)                                                                        \
+    UP_WIDE_OF(STORAGE, FORMAT, 32, 2, 2)                                                                        \
+    UP_WIDE_OF(STORAGE, FORMAT, 48, 3, 1)
+
+#define DOWN_GRAD_WIDE_OF(STORAGE, FORMAT, TERMS, DEPTH, STAGE)                                                  \
+    extern "C" __global__ void __launch_bounds__(wide::WARPS * 32, 4)                                            \
+        lora_down_grad_input_##STORAGE##_wide_##TERMS(const unsigned short* __restrict__ ds, const unsigned short* __restrict__ a, \
+                     unsigned short* dx, unsigned rows, unsigned run_rows, unsigned strip_blocks, unsigned n_in, unsigned ranks, \
+                     unsigned add) {                                                                             \
+        wide::down_grad<FORMAT, TERMS / 16, DEPTH, STAGE>(ds, a, dx, wide::Deal(rows, run_rows, strip_blocks), n_in, ranks, \
+                                                          add != 0);                                             \
+    }
+#define DOWN_GRAD_WIDE(STORAGE, FORMAT)                                                                          \
+    DOWN_GRAD_WIDE_OF(STORAGE, FORMAT, 16, 2, 2)                                                                 \
+    DOWN_GRAD_WIDE_OF(STORAGE, FORMAT, 32, 2, 2)                                                                 \
+    DOWN_GRAD_WIDE_OF(STORAGE, FORMAT, 48, 3, 1)

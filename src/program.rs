@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::error::PlanError;
 use crate::op::nf4::Dequantise;
-use crate::op::{Access, Op, OpCall, Slot};
+use crate::op::{Op, OpCall, Slot};
 use crate::shape::{DType, Math, Role, Shape, TensorSpec};
 
 /// One entry of the slot table.
@@ -195,14 +195,7 @@ impl SlotTable {
         call: &OpCall,
         written: &[Slot],
     ) -> Result<(), PlanError> {
-        let signature = call.op.rule().signature();
-        let updated = signature
-            .writes
-            .iter()
-            .zip(&call.writes)
-            .filter(|(operand, _)| operand.access == Access::Update)
-            .map(|(_, slot)| slot);
-        for &slot in call.reads.iter().chain(updated) {
+        for slot in call.reads.iter().copied().chain(call.updated()) {
             let local = !self.spec(slot).role.persistent();
             if local && !written.iter().any(|&w| self.overlap(w, slot)) {
                 return Err(PlanError::ReadBeforeWrite {

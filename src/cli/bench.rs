@@ -118,18 +118,12 @@ impl Bench {
             run.trainer.step(&batch)?;
         }
         let first_replay_ms = milliseconds(start);
-        let mut replayed_ms = Vec::new();
-        self.warmth.prepare(|| {
-            let batch = next_batch(&run)?;
-            run.trainer.step(&batch)?;
-            Ok(())
-        })?;
-        for _ in 0..self.steps {
+        let replayed_ms = self.times(|| {
             let batch = next_batch(&run)?;
             let clock = Instant::now();
             run.trainer.step(&batch)?;
-            replayed_ms.push(milliseconds(clock));
-        }
+            Ok(milliseconds(clock))
+        })?;
         let guard_us = guard_microseconds(&mut run, backend)?;
         let digested = digested(&mut run)?;
         let eager_ms = self.eager_ms(&mut run)?;
@@ -175,19 +169,18 @@ impl Bench {
     fn eager_ms(&self, run: &mut Run<AnyDevice>) -> Result<Vec<f64>, Error> {
         run.trainer.thaw();
         let hyper = *run.trainer.hyper_mut();
-        let mut times = Vec::new();
-        self.warmth.prepare(|| {
-            let batch = next_batch(run)?;
-            run.trainer.session_mut().step(&batch, &hyper)?;
-            Ok(())
-        })?;
-        for _ in 0..self.steps {
+        self.times(|| {
             let batch = next_batch(run)?;
             let clock = Instant::now();
             run.trainer.session_mut().step(&batch, &hyper)?;
-            times.push(milliseconds(clock));
-        }
-        Ok(times)
+            Ok(milliseconds(clock))
+        })
+    }
+
+    /// The milliseconds that each of the timed steps of a kind gives, after what the device does before them.
+    fn times(&self, mut step: impl FnMut() -> Result<f64, Error>) -> Result<Vec<f64>, Error> {
+        self.warmth.prepare(|| step().map(drop))?;
+        (0..self.steps).map(|_| step()).collect()
     }
 
     /// Milliseconds of each call of an eager step, by the caller's clock: right where a call has ended

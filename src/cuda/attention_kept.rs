@@ -110,26 +110,14 @@ pub(super) fn launches(
 mod tests {
     use super::*;
     use crate::cuda::call::H200;
-    use crate::op::rope::Heads;
-
-    fn shape(batch: usize, seq_len: usize) -> AttentionShape {
-        AttentionShape {
-            batch,
-            seq_len,
-            heads: Heads {
-                n_heads: 4,
-                n_kv_heads: 2,
-                head_dim: 64,
-            },
-        }
-    }
+    use crate::cuda::placed_calls::shape;
 
     #[test]
     fn tiles_on_and_below_the_diagonal_are_kept() {
-        assert_eq!(kept_bytes(&shape(1, 64)), Some(4 * 8192));
-        assert_eq!(kept_bytes(&shape(2, 65)), Some(8 * 3 * 8192));
-        assert_eq!(kept_bytes(&shape(24, 1024)), Some(96 * 136 * 8192));
-        assert_eq!(kept_bytes(&shape(1, usize::MAX)), None);
+        assert_eq!(kept_bytes(&shape(1, 64, 64)), Some(4 * 8192));
+        assert_eq!(kept_bytes(&shape(2, 65, 64)), Some(8 * 3 * 8192));
+        assert_eq!(kept_bytes(&shape(24, 1024, 64)), Some(96 * 136 * 8192));
+        assert_eq!(kept_bytes(&shape(1, usize::MAX, 64)), None);
     }
 
     #[test]

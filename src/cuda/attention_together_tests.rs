@@ -2,41 +2,10 @@
 
 use super::*;
 use crate::cuda::call::H200;
-use crate::op::OpCall;
+use crate::cuda::placed_calls::{placed, region, shape};
 use crate::op::attention::{Attention, AttentionDelta, AttentionGradKeyValue, AttentionGradQuery};
 use crate::op::rope::{Rope, RopeGrad};
 use crate::shape::Math;
-
-fn shape(batch: usize, seq_len: usize, head_dim: usize) -> AttentionShape {
-    AttentionShape {
-        batch,
-        seq_len,
-        heads: Heads {
-            n_heads: 4,
-            n_kv_heads: 2,
-            head_dim,
-        },
-    }
-}
-
-fn region(at: usize) -> Region {
-    Region {
-        offset: at << 20,
-        bytes: 1 << 20,
-    }
-}
-
-fn placed(op: impl Into<Op>, reads: &[usize], write: usize) -> PlacedCall {
-    PlacedCall {
-        reads: reads.iter().map(|&at| region(at)).collect(),
-        writes: vec![region(write)],
-        call: OpCall {
-            op: op.into(),
-            reads: Vec::new(),
-            writes: Vec::new(),
-        },
-    }
-}
 
 /// The calls of a layer's backward; qkv, dout, lse, delta, o, table and dqkv are 0 to 6.
 fn backward(shape: AttentionShape, math: Math) -> [PlacedCall; 4] {

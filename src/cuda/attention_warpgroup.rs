@@ -98,7 +98,7 @@ pub(super) fn launch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::rope::Heads;
+    use crate::cuda::placed_calls::shape;
 
     const DEVICE: DeviceShape = DeviceShape {
         multiprocessors: 132,
@@ -106,19 +106,6 @@ mod tests {
         warpgroups: true,
     };
     const PASSES: [Pass; 3] = [Pass::Forward, Pass::GradQuery, Pass::GradKeyValue];
-
-    fn shape(batch: usize, seq_len: usize, head_dim: usize) -> AttentionShape {
-        let heads = Heads {
-            n_heads: 4,
-            n_kv_heads: 2,
-            head_dim,
-        };
-        AttentionShape {
-            batch,
-            seq_len,
-            heads,
-        }
-    }
 
     #[test]
     fn every_kernel_fits_the_device() {

@@ -5,12 +5,13 @@
 //! a fused product; further ones have launches of their own.
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
-use super::lora_wide::{self, STRIP_COLUMNS, Walk};
+use super::lora_wide::{self, Walk};
 use super::matmul;
 use super::pieces::{WeightTiles, cut_of, pieces};
 use super::rows::{by_vectors, number, numbers, regions};
 use super::thin::Thin;
 use crate::layout::{PlacedCall, Region};
+use crate::op::Store;
 use crate::op::lora::{
     Adapters, LoraDown, LoraDownGradInput, LoraUp, LoraUpGradInput, LoraUpGradWeight, Part,
 };
@@ -172,17 +173,13 @@ impl Served<'_> {
         device: &DeviceShape,
     ) -> Option<KernelLaunch> {
         let rank = self.adapters.rank;
-        let mut parts = self.parts.iter();
-        let whole = parts.all(|p| p.columns.is_multiple_of(STRIP_COLUMNS));
-        let fits = Walk::fits(rows, rank, self.math, &operands) && self.by_vectors(&operands);
-        if !(whole && fits) {
+        let columns: Vec<usize> = self.parts.iter().map(|p| p.columns).collect();
+        let walk = Walk::of((rows, rank, self.math), &columns, &operands, device)?;
+        let entry = lora_wide::up_entry(self.math, rank)?;
+        if !self.by_vectors(&operands) {
             return None;
         }
-        let walk = Walk::over(rows, self.tiles(STRIP_COLUMNS), device);
-        let mut args = regions(operands).to_vec();
-        args.extend(walk.numbers());
-        args.extend(self.numbers());
-        walk.launch(lora_wide::up_entry(self.math, rank)?, args)
+        walk.launch(entry, &operands, self.numbers())
     }
 
     /// Tiles of `width` of each part's columns.
@@ -214,19 +211,14 @@ pub fn down(op: &LoraDown, call: &PlacedCall, device: &DeviceShape) -> CallLaunc
 /// `dx (+)= ds · a` by strips, where such a matrix is made up of them.
 fn down_grad_input_wide(
     op: &LoraDownGradInput,
-    [ds, a, dx]: [Region; 3],
+    operands: [Region; 3],
     device: &DeviceShape,
 ) -> Option<KernelLaunch> {
-    let whole = op.n_in.is_multiple_of(STRIP_COLUMNS);
-    if !whole || !Walk::fits(op.rows, op.ranks, op.math, &[ds, a, dx]) {
-        return None;
-    }
-    let walk = Walk::over(op.rows, op.n_in / STRIP_COLUMNS, device);
-    let mut args = regions([ds, a, dx]).to_vec();
-    args.extend(walk.numbers());
-    let add = usize::from(op.store == crate::op::Store::Add);
-    args.extend(numbers([op.n_in, op.ranks, add]));
-    walk.launch(lora_wide::down_grad_input_entry(op.math, op.ranks)?, args)
+    let size = (op.rows, op.ranks, op.math);
+    let walk = Walk::of(size, &[op.n_in], &operands, device)?;
+    let add = usize::from(op.store == Store::Add);
+    let entry = lora_wide::down_grad_input_entry(op.math, op.ranks)?;
+    walk.launch(entry, &operands, numbers([op.n_in, op.ranks, add]))
 }
 
 /// `dx (+)= ds · a`; reads ds, a, writes dx.
@@ -247,7 +239,7 @@ pub fn down_grad_input(
     let vectors = by_vectors(op.ranks, op.math, &[ds]) && by_vectors(op.n_in, op.math, &[a, dx]);
     let entry = entry!(op.math, vectors, "lora_down_grad_input");
     let mut args = regions([ds, a, dx]).to_vec();
-    let add = usize::from(op.store == crate::op::Store::Add);
+    let add = usize::from(op.store == Store::Add);
     args.extend(numbers([op.rows, op.n_in, op.ranks, add]));
     tile.launch(entry, blocks, args).into()
 }
@@ -337,7 +329,7 @@ pub fn up_grad_weight(op: &LoraUpGradWeight, call: &PlacedCall, _: &DeviceShape)
         let tiles = tiles_of(served);
         made.launches.extend(match thin {
             _ if tiles == 0 => None,
-            Some(thin) => Some(thin.up_grad_weight(tiles, args)),
+            Some(thin) => Some(thin.launch(tiles, args)),
             None => {
                 let entry = entry!(op.math, served.by_vectors(&[dy, s]), "lora_up_grad_weight");
                 Some(tile.launch(entry, tiles * pieces, args))

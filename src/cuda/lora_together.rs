@@ -4,8 +4,8 @@
 //! Every sum, rounding and sigmoid is that of the calls alone, so no bit depends on it.
 
 use super::call::{Arg, DeviceShape};
-use super::lora_wide::{self, STRIP_COLUMNS, Walk};
-use super::rows::{numbers, regions};
+use super::lora_wide::{self, Walk};
+use super::rows::numbers;
 use super::together::Group;
 use crate::layout::PlacedCall;
 use crate::op::Op;
@@ -39,16 +39,11 @@ pub(super) fn gated(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group>
         return None;
     }
     let (rank, columns) = (up.adapters.rank, swiglu.d_ff);
-    let whole = columns.is_multiple_of(STRIP_COLUMNS);
-    if !whole || !Walk::fits(up.rows, rank, up.math, &[*s, *b, *y, *a]) {
-        return None;
-    }
-    let walk = Walk::over(up.rows, columns / STRIP_COLUMNS, device);
-    let mut args = regions([*s, *b, *y, *a]).to_vec();
-    args.extend(walk.numbers());
-    args.extend(numbers([columns, rank]));
-    args.push(Arg::F32(up.adapters.scale));
-    let launch = walk.launch(lora_wide::up_swiglu_entry(up.math, rank)?, args)?;
+    let operands = [*s, *b, *y, *a];
+    let walk = Walk::of((up.rows, rank, up.math), &[columns], &operands, device)?;
+    let more = numbers([columns, rank]).into_iter();
+    let more = more.chain([Arg::F32(up.adapters.scale)]);
+    let launch = walk.launch(lora_wide::up_swiglu_entry(up.math, rank)?, &operands, more)?;
     Some(Group {
         calls: 2,
         launches: launch.into(),
@@ -59,27 +54,9 @@ pub(super) fn gated(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group>
 mod tests {
     use super::*;
     use crate::cuda::call::H200;
-    use crate::layout::Region;
-    use crate::op::OpCall;
+    use crate::cuda::placed_calls::placed;
     use crate::op::lora::Adapters;
     use crate::shape::Math;
-
-    /// A call over regions of 1 MiB each, which start at these multiples of it.
-    fn placed(op: impl Into<Op>, reads: &[usize], write: usize) -> PlacedCall {
-        let region = |&at: &usize| Region {
-            offset: at << 20,
-            bytes: 1 << 20,
-        };
-        PlacedCall {
-            reads: reads.iter().map(region).collect(),
-            writes: vec![region(&write)],
-            call: OpCall {
-                op: op.into(),
-                reads: Vec::new(),
-                writes: Vec::new(),
-            },
-        }
-    }
 
     /// Adapters of a rank on these columns of a product for `d_ff`, and SwiGLU; s, b, y and a are 0 to 3.
     fn layer(math: Math, rank: usize, columns: &[usize], d_ff: usize) -> [PlacedCall; 2] {

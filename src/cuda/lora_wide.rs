@@ -9,7 +9,7 @@ use crate::layout::Region;
 use crate::shape::Math;
 
 /// Columns of a warp, and warps of a block; the kernels say so too.
-pub(super) const STRIP_COLUMNS: usize = 64;
+const STRIP_COLUMNS: usize = 64;
 const WARPS: usize = 4;
 /// Rows that are under way together: there are no others in a run.
 const STAGE_ROWS: usize = 16;
@@ -64,8 +64,24 @@ pub(super) struct Walk {
 }
 
 impl Walk {
+    /// Where whole runs of a stage, whole strips of each part's columns and chains of `terms` terms make up such a
+    /// matrix, and all of its operands can be read by 16 bytes.
+    pub fn of(
+        (rows, terms, math): (usize, usize, Math),
+        columns: &[usize],
+        operands: &[Region],
+        device: &DeviceShape,
+    ) -> Option<Walk> {
+        let whole = columns.iter().all(|n| n.is_multiple_of(STRIP_COLUMNS));
+        let fits = rows.is_multiple_of(STAGE_ROWS)
+            && (1..=MOST_TERMS).contains(&terms)
+            && by_vectors(terms, math, operands);
+        let strips = columns.iter().sum::<usize>() / STRIP_COLUMNS;
+        (whole && fits).then(|| Walk::over(rows, strips, device))
+    }
+
     /// The grid that fills the device once, or once at least.
-    pub fn over(rows: usize, strips: usize, device: &DeviceShape) -> Walk {
+    fn over(rows: usize, strips: usize, device: &DeviceShape) -> Walk {
         let strip_blocks = strips.div_ceil(WARPS);
         let resident = device.multiprocessors as usize * RESIDENT_BLOCKS;
         let runs = (resident / strip_blocks.max(1)).max(1);
@@ -77,21 +93,20 @@ impl Walk {
         }
     }
 
-    /// Whether whole runs of a stage and chains of `terms` terms make up such a matrix, and all of its operands can be read
-    /// by 16 bytes.
-    pub fn fits(rows: usize, terms: usize, math: Math, operands: &[Region]) -> bool {
-        rows.is_multiple_of(STAGE_ROWS)
-            && (1..=MOST_TERMS).contains(&terms)
-            && by_vectors(terms, math, operands)
-    }
-
     /// Its numbers, as the kernels take them.
-    pub fn numbers(&self) -> [Arg; 3] {
+    fn numbers(&self) -> [Arg; 3] {
         numbers([self.rows, self.run_rows, self.strip_blocks])
     }
 
-    /// The launch; none where there is nothing to do.
-    pub fn launch(&self, entry: &'static str, args: Vec<Arg>) -> Option<KernelLaunch> {
+    /// The launch over operands, its numbers and those of the kernel; none where there is nothing to do.
+    pub fn launch(
+        &self,
+        entry: &'static str,
+        operands: &[Region],
+        numbers: impl IntoIterator<Item = Arg>,
+    ) -> Option<KernelLaunch> {
+        let regions = operands.iter().copied().map(Arg::Region);
+        let args = regions.chain(self.numbers()).chain(numbers).collect();
         let blocks = self.rows.div_ceil(self.run_rows) * self.strip_blocks;
         (blocks > 0).then(|| KernelLaunch {
             entry,
@@ -112,7 +127,7 @@ mod tests {
     fn a_grid_fills_the_device_once() {
         let grid = |rows, columns: usize| {
             let walk = Walk::over(rows, columns / STRIP_COLUMNS, &H200);
-            let launch = walk.launch("x", Vec::new()).expect("a launch");
+            let launch = walk.launch("x", &[], []).expect("a launch");
             (walk.run_rows, launch.grid[0])
         };
         assert_eq!(grid(4096, 6144), (192, 22 * 24));
@@ -120,6 +135,6 @@ mod tests {
         assert_eq!(grid(4096, 3072), (96, 43 * 12));
         assert_eq!(grid(4096, 1024), (32, 128 * 4));
         assert_eq!(grid(16, 64), (32, 1));
-        assert_eq!(Walk::over(0, 4, &H200).launch("x", Vec::new()), None);
+        assert_eq!(Walk::over(0, 4, &H200).launch("x", &[], []), None);
     }
 }

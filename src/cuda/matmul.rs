@@ -59,7 +59,7 @@ impl Tile {
         rows * columns
     }
 
-    pub(super) fn threads(self) -> u32 {
+    fn threads(self) -> u32 {
         match self {
             Tile::T128x128 => 256,
             _ => 128,

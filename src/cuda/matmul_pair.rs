@@ -7,9 +7,10 @@
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::matmul::{OwnWork, Tile};
 use super::pieces::{WeightTiles, Work};
-use super::rows::number;
-use crate::layout::Region;
+use super::rows::{number, regions};
+use crate::layout::{PlacedCall, Region};
 use crate::num::tree::TokenSum;
+use crate::op::matmul::MatmulGradWeight;
 
 /// Threads of a block, and blocks that share a multiprocessor.
 const THREADS: u32 = 128;
@@ -18,6 +19,9 @@ const TOGETHER: usize = 4;
 /// Dynamic shared memory: the most that the stages of one of the tiles need, five of 32 rows of 32 terms with a pad of 4
 /// and of 32 terms of 32 columns.
 const SHARED_BYTES: usize = 5 * (32 * 36 + 32 * 32) * size_of::<f32>();
+
+/// The tiles that a side can have.
+const SMALL: [Tile; 2] = [Tile::T64x32, Tile::T32x32];
 
 /// One of the two products: its sizes, how many terms each of its chains has, and its tile.
 #[derive(Clone, Copy)]
@@ -53,13 +57,13 @@ impl Pair {
         sum: &TokenSum,
         device: &DeviceShape,
     ) -> Option<Self> {
-        let is_small = |work: Work, transposed| {
-            let tile = OwnWork { work, transposed }.tile(device);
-            matches!(tile, Tile::T64x32 | Tile::T32x32)
+        let is_small = |work: &Work, transposed| {
+            let work = *work;
+            SMALL.contains(&OwnWork { work, transposed }.tile(device))
         };
         let fits = SHARED_BYTES <= device.shared_bytes_per_block as usize;
         let vectors = weight.vectors && input.vectors;
-        if !(fits && vectors && is_small(*weight, 0) && is_small(*input, 1)) {
+        if !(fits && vectors && is_small(weight, 0) && is_small(input, 1)) {
             return None;
         }
         let multiprocessors = device.multiprocessors.max(1) as usize;
@@ -68,9 +72,8 @@ impl Pair {
             terms,
             tile,
         };
-        let small = [Tile::T64x32, Tile::T32x32];
-        let pairs = small.into_iter().flat_map(|of_input| {
-            small.map(|of_weight| Pair {
+        let pairs = SMALL.into_iter().flat_map(|of_input| {
+            SMALL.map(|of_weight| Pair {
                 input: side(input, weight.m, of_input),
                 weight: side(weight, sum.piece.min(sum.grain), of_weight),
             })
@@ -100,26 +103,24 @@ impl Pair {
     /// The launch: dy and x, the place of dweight, the numbers of its cut, then the weight and the place of dx.
     pub fn launches(
         &self,
-        [dy, x, dweight, weight, dx]: [Region; 5],
-        (cut, sum): ([Arg; 8], &TokenSum),
+        (op, call): (&MatmulGradWeight, &PlacedCall),
+        of_input: [Region; 2],
     ) -> CallLaunches {
         let tiles = WeightTiles {
             tiles: self.weight.work.tiles(self.weight.tile.extents()),
             outputs: self.weight.tile.outputs(),
         };
         let input_blocks = self.input.blocks();
-        let mut args = vec![Arg::Region(dy), Arg::Region(x)];
-        args.extend(tiles.places(dweight, sum));
-        args.extend(cut);
-        args.extend([weight, dx].map(Arg::Region));
-        args.push(Arg::U32(number(input_blocks)));
-        let launch = KernelLaunch {
-            entry: self.entry(),
-            grid: [number(input_blocks + self.weight.blocks()), 1, 1],
-            block: [THREADS, 1, 1],
-            shared_bytes: number(SHARED_BYTES),
-            args,
-        };
-        tiles.with_workspace(launch.into(), sum)
+        tiles.launches(op, call, |mut args| {
+            args.extend(regions(of_input));
+            args.push(Arg::U32(number(input_blocks)));
+            KernelLaunch {
+                entry: self.entry(),
+                grid: [number(input_blocks + self.weight.blocks()), 1, 1],
+                block: [THREADS, 1, 1],
+                shared_bytes: number(SHARED_BYTES),
+                args,
+            }
+        })
     }
 }

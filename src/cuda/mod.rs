@@ -41,6 +41,8 @@ mod matmul_tensor;
 pub mod module;
 pub mod nf4;
 mod pieces;
+#[cfg(test)]
+mod placed_calls;
 pub mod precision;
 pub mod probe;
 pub mod probe_cases;

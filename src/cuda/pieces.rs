@@ -117,7 +117,7 @@ impl WeightTiles {
 }
 
 /// The sizes of a weight gradient and of its cut, as all its kernels take them.
-pub(super) fn cut_numbers(op: &MatmulGradWeight) -> [Arg; 8] {
+fn cut_numbers(op: &MatmulGradWeight) -> [Arg; 8] {
     let [pieces_of_grain, pieces] = pieces(&op.sum);
     let [tokens, grain, piece] = cut_of(&op.sum);
     numbers([

@@ -13,7 +13,7 @@ fn cut(tokens: usize, grain: usize, piece: usize) -> TokenSum {
 /// Thin columns of a tile, tiles of the thin factor, and blocks that meet.
 fn of(columns: usize, sum: TokenSum) -> Option<(usize, usize, usize)> {
     let thin = Thin::of(Math::Bf16, columns, &sum)?;
-    Some((thin.extent(), thin.columns.reads, thin.groups))
+    Some((thin.extent, thin.reads, thin.groups))
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn what_is_left_is_a_tree_over_blocks() {
     let thin = Thin::of(Math::F16, 16, &cut(4096, 4096, 128)).expect("thin");
     assert_eq!(pieces(&thin.rest()), [8, 8]);
     assert!(is_one_tree(&thin.rest()));
-    let launch = thin.up_grad_weight(thin.tiles(100), Vec::new());
+    let launch = thin.launch(thin.tiles(100), Vec::new());
     assert_eq!(launch.entry, "lora_up_grad_weight_thin_f16_16");
     assert_eq!((launch.grid, launch.block), ([16, 1, 1], [128, 1, 1]));
     // Six stages of 16 lines of 64 and 16 columns for each of four warps.

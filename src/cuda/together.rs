@@ -16,7 +16,7 @@ use super::lora_together;
 use super::matmul::{input_work, weight_work};
 use super::matmul_pair::Pair;
 use super::matmul_tensor::Paired;
-use super::pieces::{cut_numbers, whole_args};
+use super::pieces::whole_args;
 use super::rows::{by_vectors, number, numbers, regions};
 use super::tree_add::words;
 use crate::layout::PlacedCall;
@@ -67,20 +67,16 @@ fn layer_gradients(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group> 
     let mut of_input = input_work(other, input);
     of_input.vectors &= by_vectors(op.n_in, op.math, &[input.writes[0]]);
     let works = (&of_weight, &of_input);
-    let places = [weight.writes[0], input.reads[1], input.writes[0]];
+    let of_input = [input.reads[1], input.writes[0]];
     let launches = match Kind::of(op.math) {
         Some(kind) => {
             let paired = Paired::of(kind, works, &op.sum, device)?;
             let mut args = whole_args(op, weight);
-            args.extend(regions([places[1], places[2]]));
+            args.extend(regions(of_input));
             args.push(Arg::U32(paired.weight_blocks));
             paired.launch(args).into()
         }
-        None => {
-            let [dweight, weights, dx] = places;
-            let regions = [weight.reads[0], weight.reads[1], dweight, weights, dx];
-            Pair::of(works, &op.sum, device)?.launches(regions, (cut_numbers(op), &op.sum))
-        }
+        None => Pair::of(works, &op.sum, device)?.launches((op, weight), of_input),
     };
     Some(Group { calls: 2, launches })
 }
@@ -153,30 +149,13 @@ pub fn groups(calls: &[PlacedCall], device: &DeviceShape) -> Vec<Option<Group>> 
 mod tests {
     use super::*;
     use crate::cuda::call::H200;
-    use crate::layout::Region;
+    use crate::cuda::placed_calls::placed;
     use crate::num::tree::TokenSum;
+    use crate::op::Store;
     use crate::op::clip::{Clip, GradSquares, LossScaling};
     use crate::op::cross_entropy::LossSum;
     use crate::op::matmul::{MatmulGradInput, MatmulGradWeight};
-    use crate::op::{OpCall, Store};
     use crate::shape::Math;
-
-    /// A call over regions of 1 MiB each, which start at these multiples of it.
-    fn placed(op: impl Into<Op>, reads: [usize; 2], write: usize) -> PlacedCall {
-        let region = |at: usize| Region {
-            offset: at << 20,
-            bytes: 1 << 20,
-        };
-        PlacedCall {
-            reads: reads.map(region).to_vec(),
-            writes: vec![region(write)],
-            call: OpCall {
-                op: op.into(),
-                reads: Vec::new(),
-                writes: Vec::new(),
-            },
-        }
-    }
 
     /// Both gradients of a layer over 1,024 tokens, in `math`; dy, x and weight are 0, 1 and 2.
     fn layer(math: Math, [n_in, n_out]: [usize; 2], [dweight, dx]: [usize; 2]) -> [PlacedCall; 2] {
@@ -198,7 +177,7 @@ mod tests {
             n_in,
             n_out,
         };
-        [placed(weight, [0, 1], dweight), placed(input, [0, 2], dx)]
+        [placed(weight, &[0, 1], dweight), placed(input, &[0, 2], dx)]
     }
 
     fn of(calls: &[PlacedCall]) -> Option<KernelLaunch> {
@@ -291,17 +270,9 @@ mod tests {
             loss_scaling,
         };
         [
-            placed(LossSum { sum }, [0, 1], 2),
-            placed(squares, [3, 3], 4),
-            PlacedCall {
-                reads: [4, 2, 1]
-                    .map(|at| Region {
-                        offset: at << 20,
-                        bytes: 1 << 20,
-                    })
-                    .to_vec(),
-                ..placed(clip, [4, 2], 5)
-            },
+            placed(LossSum { sum }, &[0, 1], 2),
+            placed(squares, &[3, 3], 4),
+            placed(clip, &[4, 2, 1], 5),
         ]
     }
 

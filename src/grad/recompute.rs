@@ -120,7 +120,7 @@ impl Standing {
                     "every call that writes it again",
                 ));
             }
-            let mut updated = unit.iter().flat_map(schedule::updated);
+            let mut updated = unit.iter().flat_map(OpCall::updated);
             let kept = |&slot: &Slot| !self.roots.contains(&slots.root(slot).0);
             if let Some(slot) = updated.find(kept) {
                 return Err(refused(slots, forward, slot, "no update of what is kept"));
@@ -286,8 +286,9 @@ impl GradBuilder<'_> {
         let slots = &self.program.slots;
         let rest = schedule::units(slots, &rest);
         let own: BTreeSet<Slot> = twins.slots.into_values().collect();
-        let again = schedule::read_ones(slots, again, (&rest, &own));
-        self.note(&again, (&rest, &own));
+        let read = schedule::found_of(slots, &rest, &own);
+        let again = schedule::read_ones(slots, again, (read.clone(), &own));
+        self.note(&again, read);
         let calls = schedule::latest(&self.program.slots, again, rest);
         self.program.calls.extend(calls);
         Ok(())
@@ -318,11 +319,9 @@ impl GradBuilder<'_> {
         Ok(())
     }
 
-    /// Notes what stands again, and what of it `rest` reads.
-    fn note(&mut self, again: &[Unit], (rest, twins): (&[Unit], &BTreeSet<Slot>)) {
+    /// Notes what stands again, and what of it is `read` after it.
+    fn note(&mut self, again: &[Unit], mut read: BTreeSet<Slot>) {
         let slots = &self.program.slots;
-        let found = rest.iter().flat_map(|unit| schedule::needs(slots, unit));
-        let mut read: BTreeSet<Slot> = found.filter(|root| twins.contains(root)).collect();
         for unit in again {
             let Some(&first) = unit.last().and_then(|call| call.writes.first()) else {
                 continue;

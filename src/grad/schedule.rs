@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::op::{Access, OpCall, Slot};
+use crate::op::{OpCall, Slot};
 use crate::program::SlotTable;
 use crate::shape::Role;
 
@@ -35,19 +35,11 @@ pub fn units(slots: &SlotTable, calls: &[OpCall]) -> Vec<Unit> {
     bounds.map(|range| calls[range].to_vec()).collect()
 }
 
-/// The slots of a call's outputs that it updates in place.
-pub fn updated(call: &OpCall) -> impl Iterator<Item = Slot> {
-    let operands = call.op.rule().signature().writes.into_iter();
-    let both = operands.zip(&call.writes);
-    both.filter(|(operand, _)| operand.access == Access::Update)
-        .map(|(_, &slot)| slot)
-}
-
 /// The tensors that calls find: those that they read or update before they write them.
 pub fn needs(slots: &SlotTable, calls: &[OpCall]) -> BTreeSet<Slot> {
     let (mut needs, mut written) = (BTreeSet::new(), BTreeSet::new());
     for call in calls {
-        for slot in call.reads.iter().copied().chain(updated(call)) {
+        for slot in call.reads.iter().copied().chain(call.updated()) {
             let root = slots.root(slot).0;
             if !written.contains(&root) {
                 needs.insert(root);
@@ -96,14 +88,18 @@ impl Written {
     }
 }
 
-/// The units of `again` without those that write none of `twins` which a later one or `rest` reads.
+/// The ones of `twins` that units find.
+pub fn found_of(slots: &SlotTable, units: &[Unit], twins: &BTreeSet<Slot>) -> BTreeSet<Slot> {
+    let found = units.iter().flat_map(|unit| needs(slots, unit));
+    found.filter(|root| twins.contains(root)).collect()
+}
+
+/// The units of `again` without those that write none of `twins` which a later one finds or which is `read` after them.
 pub fn read_ones(
     slots: &SlotTable,
     again: Vec<Unit>,
-    (rest, twins): (&[Unit], &BTreeSet<Slot>),
+    (mut read, twins): (BTreeSet<Slot>, &BTreeSet<Slot>),
 ) -> Vec<Unit> {
-    let found = rest.iter().flat_map(|unit| needs(slots, unit));
-    let mut read: BTreeSet<Slot> = found.filter(|root| twins.contains(root)).collect();
     let mut kept = Vec::new();
     for unit in again.into_iter().rev() {
         if !writes(slots, &unit).is_disjoint(&read) {

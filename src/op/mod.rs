@@ -192,6 +192,16 @@ pub struct OpCall {
     pub writes: Vec<Slot>,
 }
 
+impl OpCall {
+    /// The slots that it updates in place.
+    pub fn updated(&self) -> impl Iterator<Item = Slot> {
+        let operands = self.op.rule().signature().writes.into_iter();
+        let both = operands.zip(&self.writes);
+        both.filter(|(operand, _)| operand.access == Access::Update)
+            .map(|(_, &slot)| slot)
+    }
+}
+
 macro_rules! ops {
     ($($variant:ident($path:path)),+ $(,)?) => {
         /// The closed set of ops.

@@ -81,7 +81,7 @@ pub(super) fn plan(
     let body = std::mem::take(&mut program.calls);
     let layers = program.stretches(Some(1));
     let count = body.len();
-    let stretches = stretches(&program, &body, chosen);
+    let stretches = stretches(&program, (&body, &layers), chosen);
     let mut build = Build {
         program,
         placed,
@@ -115,17 +115,20 @@ pub(super) fn plan(
 }
 
 /// The stretches of the body of which backward computes something again.
-fn stretches(program: &ProgramBuilder, body: &[OpCall], chosen: Chosen) -> Vec<Stretch> {
+fn stretches(
+    program: &ProgramBuilder,
+    (body, layers): (&[OpCall], &[Range<usize>]),
+    chosen: Chosen,
+) -> Vec<Stretch> {
     match chosen {
-        Chosen::Layers(layers) => {
-            let stretches = program.stretches(layers).into_iter();
+        Chosen::Layers(at_a_time) => {
+            let stretches = program.stretches(at_a_time).into_iter();
             let whole = |calls| Stretch::whole(&program.slots, body, calls);
             stretches.map(whole).collect()
         }
-        Chosen::Units(layers) => {
-            let stretches = program.stretches(Some(1)).into_iter().zip(layers);
-            let chosen = stretches.map(|(calls, again)| Stretch {
-                calls,
+        Chosen::Units(units) => {
+            let chosen = layers.iter().zip(units).map(|(calls, again)| Stretch {
+                calls: calls.clone(),
                 again: again.clone(),
             });
             chosen.collect()

@@ -2,14 +2,9 @@
 
 use std::sync::Arc;
 
-use bitstep::cuda::CudaBackend;
-use bitstep::cuda::call::DeviceShape;
-use bitstep::cuda::together::groups;
-use bitstep::engine::init::FreshInit;
-use bitstep::engine::{Hyper, Trainer};
 use bitstep::model::decoder::Decoder;
 use bitstep::model::{Family, ModelConfig};
-use bitstep::plan::{Plan, PlanConfig, ProgramKind};
+use bitstep::plan::{Plan, PlanConfig};
 use bitstep::shape::Math;
 
 use super::common::*;
@@ -43,27 +38,11 @@ fn narrow_plan(
     Arc::new(Plan::build(&model, config).expect("plans"))
 }
 
-const H200: DeviceShape = DeviceShape {
-    multiprocessors: 132,
-    shared_bytes_per_block: 232_448,
-    warpgroups: true,
-};
-
 /// The kernels of attention that serve more than one call of the plan's step on an H200.
 fn kernels(plan: &Plan) -> Vec<&'static str> {
-    let calls = plan.layout.place(plan.calls(ProgramKind::Step));
-    let groups = groups(&calls, &H200).into_iter().flatten();
-    let launches = groups.flat_map(|group| group.launches.launches);
-    let entries = launches.map(|launch| launch.entry);
+    let mut entries = kernels_of_groups(plan);
+    entries.retain(|entry| entry.contains("attention"));
     entries
-        .filter(|entry| entry.contains("attention"))
-        .collect()
-}
-
-fn on_gpu(plan: &Arc<Plan>, cuda: CudaBackend) -> Trainer<CudaBackend> {
-    let mut trainer = Trainer::new(cuda, plan.clone(), Hyper::default(), 2).expect("an arena");
-    trainer.load(&FreshInit { seed: 3 }).expect("loads");
-    trainer
 }
 
 /// Family, precision, columns of a head, sequences and their length, and a kernel that the graph must have.
@@ -140,18 +119,7 @@ fn a_graph_in_which_attention_serves_its_neighbours_has_the_bits_of_the_cpu() {
         let found = kernels(&plan);
         assert!(found.contains(&expected), "{expected} is not in {found:?}");
         let Some(cuda) = gpu::backend() else { continue };
-        let (mut second, mut first) = (on_gpu(&plan, cuda), trainer(&plan, Hyper::default(), 100));
-        for step in 0..5 {
-            let batch = batch(&plan, step);
-            let reports = [first.step(&batch), second.step(&batch)].map(|r| r.unwrap());
-            assert_eq!(reports[0], reports[1], "{expected}, step {step}");
-            let roots = (
-                first.session_mut().root().unwrap(),
-                second.session_mut().root().unwrap(),
-            );
-            assert_eq!(roots.0, roots.1, "{expected}, step {step}");
-        }
-        assert_eq!(second.session().state_name(), "replaying");
+        assert_steps_of_the_cpu(&plan, cuda, expected);
     }
 }
 

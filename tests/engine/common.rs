@@ -5,15 +5,18 @@ use std::sync::Arc;
 use bitstep::cpu::CpuBackend;
 use bitstep::cpu::context::CpuContext;
 use bitstep::cpu::simd::SimdPath;
+use bitstep::cuda::CudaBackend;
+use bitstep::cuda::together::groups;
 use bitstep::data::{Batch, IGNORE};
 use bitstep::engine::init::FreshInit;
 use bitstep::engine::{Hyper, Session, Trainer};
 use bitstep::model::decoder::Decoder;
 use bitstep::model::{Family, ModelConfig};
 use bitstep::num::philox::{Philox, Purpose};
-use bitstep::plan::{Plan, PlanConfig};
+use bitstep::plan::{Plan, PlanConfig, ProgramKind};
 
 use super::faulty::{Faulty, Plans};
+use crate::ptx::DEVICE;
 
 pub const VOCAB: usize = 40;
 
@@ -63,6 +66,38 @@ pub fn trainer(plan: &Arc<Plan>, hyper: Hyper, warmup_steps: u32) -> Trainer<Cpu
     let mut trainer = Trainer::new(cpu(2), plan.clone(), hyper, warmup_steps).expect("an arena");
     trainer.load(&FreshInit { seed: 3 }).expect("loads");
     trainer
+}
+
+/// A trainer with fresh parameters on a GPU.
+pub fn on_gpu(plan: &Arc<Plan>, cuda: CudaBackend) -> Trainer<CudaBackend> {
+    let mut trainer = Trainer::new(cuda, plan.clone(), Hyper::default(), 2).expect("an arena");
+    trainer.load(&FreshInit { seed: 3 }).expect("loads");
+    trainer
+}
+
+/// The kernels of the plan's step on an H200 that serve more than one call.
+pub fn kernels_of_groups(plan: &Plan) -> Vec<&'static str> {
+    let calls = plan.layout.place(plan.calls(ProgramKind::Step));
+    let groups = groups(&calls, &DEVICE).into_iter().flatten();
+    let launches = groups.flat_map(|group| group.launches.launches);
+    launches.map(|launch| launch.entry).collect()
+}
+
+/// Five steps on a GPU, eager and replayed, have the reports and roots of the CPU's.
+pub fn assert_steps_of_the_cpu(plan: &Arc<Plan>, cuda: CudaBackend, name: &str) {
+    let mut first = trainer(plan, Hyper::default(), 100);
+    let mut second = on_gpu(plan, cuda);
+    for step in 0..5 {
+        let batch = batch(plan, step);
+        let reports = [first.step(&batch), second.step(&batch)].map(|r| r.unwrap());
+        assert_eq!(reports[0], reports[1], "{name}, step {step}");
+        let roots = (
+            first.session_mut().root().unwrap(),
+            second.session_mut().root().unwrap(),
+        );
+        assert_eq!(roots.0, roots.1, "{name}, step {step}");
+    }
+    assert_eq!(second.session().state_name(), "replaying");
 }
 
 /// A trainer with fresh parameters on a backend that fails as `plans` says.

@@ -108,17 +108,33 @@ fn the_input_gradient_is_a_chain_of_steps_rounded_once() {
     }
 }
 
-/// A weight gradient in a tensor-core domain against its formula.
-fn assert_weight_gradient(op: &MatmulGradWeight, kind: Kind, seed: u64) {
-    let (n_in, n_out, sum) = (op.n_in, op.n_out, op.sum);
-    let case = Case::random(op.clone(), seed);
+/// A weight gradient in a tensor-core domain, of tokens in grains and pieces, against its formula.
+fn assert_weight_gradient(
+    (math, kind): (Math, Kind),
+    [n_in, n_out]: [usize; 2],
+    ([tokens, grain, piece], store): ([usize; 3], Store),
+    seed: u64,
+) {
+    let sum = TokenSum {
+        tokens,
+        grain,
+        piece,
+    };
+    let op = MatmulGradWeight {
+        n_in,
+        n_out,
+        sum,
+        store,
+        math,
+    };
+    let case = Case::random(op, seed);
     let (dy, x) = (numbers(&case.reads[0]), numbers(&case.reads[1]));
     let before = case.writes[0].f32s();
     let element = |at: usize| {
         let (o, i) = (at / n_in, at % n_in);
         let pair = |t| (dy[t * n_out + o], x[t * n_in + i]);
         let total = token_sum(&sum, |piece| chain(kind, 0.0, piece.map(pair)));
-        match op.store {
+        match store {
             Store::Assign => total,
             Store::Add => before[at] + total,
         }
@@ -135,25 +151,14 @@ fn the_weight_gradient_is_f32_and_a_chain_of_steps_a_piece() {
                 ((40, 16), Store::Add),
                 ((13, 5), Store::Assign),
             ] {
-                let sum = TokenSum {
-                    tokens,
-                    grain,
-                    piece,
-                };
-                let op = MatmulGradWeight {
-                    n_in,
-                    n_out,
-                    sum,
-                    store,
-                    math,
-                };
-                assert_weight_gradient(&op, kind, seed);
+                let sum = ([tokens, grain, piece], store);
+                assert_weight_gradient((math, kind), [n_in, n_out], sum, seed);
             }
         }
     }
 }
 
-/// Few rows of weights: one block for each tile, several that meet, and more of them than are folded at once.
+/// Few rows of weights, as adapters' lower matrices have: few pieces, many, and more than one tree folds at once.
 #[test]
 fn the_gradient_of_few_rows_is_the_same_sum() {
     let cuts = [(64, 64, 16), (300, 300, 19), (150, 16, 4)];
@@ -163,19 +168,8 @@ fn the_gradient_of_few_rows_is_the_same_sum() {
                 cuts.into_iter()
                     .zip([Store::Add, Store::Assign, Store::Add])
             {
-                let sum = TokenSum {
-                    tokens,
-                    grain,
-                    piece,
-                };
-                let op = MatmulGradWeight {
-                    n_in,
-                    n_out,
-                    sum,
-                    store,
-                    math,
-                };
-                assert_weight_gradient(&op, kind, seed);
+                let sum = ([tokens, grain, piece], store);
+                assert_weight_gradient((math, kind), [n_in, n_out], sum, seed);
             }
         }
     }
