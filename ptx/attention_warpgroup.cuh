@@ -9,6 +9,7 @@
 #define BITSTEP_ATTENTION_WARPGROUP_CUH
 
 #include "attention_tensor.cuh"
+#include "warpgroup.cuh"
 
 namespace tensor {
 
@@ -43,45 +44,6 @@ __device__ __forceinline__ Descriptor across(Descriptor tile, int k) {
     return moved(tile, (k >> 2) * PANEL + 32 * (k & 3));
 }
 __device__ __forceinline__ Descriptor down(Descriptor tile, int k) { return moved(tile, 2048 * k); }
-
-// What was written to shared memory is seen by wgmma after the next barrier.
-__device__ __forceinline__ void publish() {
-#ifndef BITSTEP_HOST
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-// Registers are ready for the products that follow.
-__device__ __forceinline__ void begin_products() {
-#ifndef BITSTEP_HOST
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void commit_products() {
-#ifndef BITSTEP_HOST
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-
-// Waits until at most `PENDING` groups of products are under way.
-template <int PENDING>
-__device__ __forceinline__ void wait_products() {
-#ifndef BITSTEP_HOST
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-#endif
-}
-
-// Keeps the use of accumulators behind the wait before it, and their making before the products that follow.
-template <int N>
-__device__ __forceinline__ void settled(float (&d)[N][4]) {
-#ifndef BITSTEP_HOST
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[n][e])::"memory");
-#endif
-}
 
 __device__ __forceinline__ void settled(unsigned (&a)[4][4]) {
 #ifndef BITSTEP_HOST
@@ -118,16 +80,6 @@ __device__ __forceinline__ void host_products(float (&d)[N][4], Descriptor a, De
     host_products<H, N, false>(d, left, b);
 }
 #endif
-
-#define EIGHT(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]), "+f"(d[n + 1][0]), \
-                    "+f"(d[n + 1][1]), "+f"(d[n + 1][2]), "+f"(d[n + 1][3])
-#define NUMBERS_32                                                                                 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
-    "%23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NUMBERS_64                                                                                 \
-    NUMBERS_32                                                                                     \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
-    "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // `dot`: d = left · right (STARTS) or d + left · right for 64 rows, both factors across their tiles. `add`:
 // d + left · right with `left` in registers and `right` down the rows of its tile.

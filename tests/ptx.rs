@@ -447,5 +447,6 @@ fn width(arg: &Arg) -> &'static str {
         Arg::Region(_) | Arg::Workspace { .. } => ".u64",
         Arg::U32(_) => ".u32",
         Arg::F32(_) => ".f32",
+        Arg::Matrix(_) => ".b8",
     }
 }

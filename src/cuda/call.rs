@@ -16,6 +16,19 @@ pub enum Arg {
     U32(u32),
     /// A binary32 number.
     F32(f32),
+    /// A matrix of 16-bit elements as the copy engine takes it.
+    Matrix(Matrix),
+}
+
+/// A matrix of 16-bit elements in a region, row by row, and the boxes of it that the copy engine moves: they stand in shared memory
+/// with a swizzle over 128 bytes, and what of one lies beyond the matrix is zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Matrix {
+    pub region: Region,
+    pub rows: u32,
+    pub columns: u32,
+    pub box_rows: u32,
+    pub box_columns: u32,
 }
 
 /// One kernel launch.

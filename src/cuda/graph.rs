@@ -16,7 +16,7 @@ use super::device::Device;
 use super::exclusive;
 use super::graph_edges::{Issued, arrange};
 use super::identity::Identity;
-use super::launch::pack;
+use super::launch::{Value, pack};
 use super::module::Modules;
 use super::products::Products;
 use crate::error::{CaptureError, DeviceError, GuardError};
@@ -242,7 +242,7 @@ fn check_nodes(
     for (index, (&node, expected)) in kernels.iter().zip(expected).enumerate() {
         if let Some(launch) = expected {
             let found = node_text(device, node, &launch.args)?;
-            let expected = launch_text(modules, arena, launch)?;
+            let expected = launch_text(device, modules, arena, launch)?;
             if found != expected {
                 return Err(CaptureError::Node {
                     node: index,
@@ -266,14 +266,18 @@ fn node_text(device: &Device, node: sys::CUgraphNode, args: &[Arg]) -> Result<St
     let p = unsafe { params.assume_init() };
     // SAFETY: the driver keeps one value for each parameter of the kernel; `args` are those of its
     // signature, which a test holds to the committed PTX, so each value is as wide as its kind says.
-    let value = |(i, arg): (usize, &Arg)| unsafe {
+    let words = |(i, arg): (usize, &Arg)| unsafe {
         let at = *p.kernelParams.add(i);
         match arg {
-            Arg::Region(_) | Arg::Workspace { .. } => at.cast::<u64>().read_unaligned(),
-            Arg::U32(_) | Arg::F32(_) => u64::from(at.cast::<u32>().read_unaligned()),
+            Arg::Region(_) | Arg::Workspace { .. } => vec![at.cast::<u64>().read_unaligned()],
+            Arg::U32(_) | Arg::F32(_) => vec![u64::from(at.cast::<u32>().read_unaligned())],
+            Arg::Matrix(_) => {
+                let map = at.cast::<sys::CUtensorMap>().read_unaligned();
+                map.opaque.to_vec()
+            }
         }
     };
-    let values: Vec<u64> = args.iter().enumerate().map(value).collect();
+    let values: Vec<u64> = args.iter().enumerate().flat_map(words).collect();
     Ok(text_of(
         p.func,
         [p.gridDimX, p.gridDimY, p.gridDimZ],
@@ -283,12 +287,14 @@ fn node_text(device: &Device, node: sys::CUgraphNode, args: &[Arg]) -> Result<St
 }
 
 fn launch_text(
+    device: &Device,
     modules: &Modules,
     arena: &CudaArena,
     launch: &KernelLaunch,
 ) -> Result<String, DeviceError> {
     let function = modules.function(launch.entry)?;
-    let values = pack(launch, arena)?;
+    let values = pack(device, launch, arena)?;
+    let values: Vec<u64> = values.iter().flat_map(Value::words).copied().collect();
     let shared = launch.shared_bytes;
     Ok(text_of(
         function.0,

@@ -5,6 +5,7 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::matmul_tensor as tensor;
+use super::matmul_warpgroup::Product;
 use super::pieces::{WeightTiles, Work, is_one_tree, pieces, whole_args};
 use super::rows::{aligned, by_vectors, number, numbers, one, regions};
 use crate::layout::PlacedCall;
@@ -222,6 +223,10 @@ pub fn forward(op: &Matmul, call: &PlacedCall, device: &DeviceShape) -> CallLaun
     if op.rows == 0 || op.n_out == 0 {
         return CallLaunches::default();
     }
+    let product = Product::forward(op, call);
+    if let Some(launch) = product.and_then(|product| product.alone(device)) {
+        return launch.into();
+    }
     let work = Work {
         m: op.rows,
         n: op.n_out,
@@ -268,6 +273,9 @@ pub fn grad_input(op: &MatmulGradInput, call: &PlacedCall, device: &DeviceShape)
     let (dy, weight) = (call.reads[0], call.reads[1]);
     if op.rows == 0 || op.n_in == 0 {
         return CallLaunches::default();
+    }
+    if let Some(launch) = Product::grad_input(op, call).alone(device) {
+        return launch.into();
     }
     let work = input_work(op, call);
     let mut args = regions([dy, weight, call.writes[0]]).to_vec();

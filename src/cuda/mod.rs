@@ -38,6 +38,8 @@ mod lora_wide;
 pub mod matmul;
 mod matmul_pair;
 mod matmul_tensor;
+mod matmul_together;
+mod matmul_warpgroup;
 pub mod module;
 pub mod nf4;
 mod pieces;

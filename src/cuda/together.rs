@@ -3,6 +3,7 @@
 //!
 //! - The gradients of a small linear layer's weight and of its input, which both read `dy`.
 //! - Attention and its gradients, and what stands beside them (`attention_together.rs`).
+//! - A large product and what follows it in a layer (`matmul_together.rs`).
 //! - The adapters of gate and up, and SwiGLU (`lora_together.rs`).
 //! - The loss, the squares of few gradients, and the decision on the step, by the last block to arrive.
 //!
@@ -16,6 +17,7 @@ use super::lora_together;
 use super::matmul::{input_work, weight_work};
 use super::matmul_pair::Pair;
 use super::matmul_tensor::Paired;
+use super::matmul_together;
 use super::pieces::whole_args;
 use super::rows::{by_vectors, number, numbers, regions};
 use super::tree_add::words;
@@ -41,7 +43,7 @@ impl Group {
 }
 
 /// Whether the order of two calls does not matter: neither writes what the other reads or writes.
-fn independent(first: &PlacedCall, second: &PlacedCall) -> bool {
+pub(super) fn independent(first: &PlacedCall, second: &PlacedCall) -> bool {
     let touches = |a: &PlacedCall, b: &PlacedCall| {
         let others = || b.reads.iter().chain(&b.writes);
         a.writes.iter().any(|w| others().any(|o| w.overlaps(o)))
@@ -139,6 +141,8 @@ pub fn groups(calls: &[PlacedCall], device: &DeviceShape) -> Vec<Option<Group>> 
         layer_gradients(calls, device)
             .or_else(|| attention_together::turned(calls, device))
             .or_else(|| attention_together::gradients(calls, device))
+            .or_else(|| matmul_together::forward(calls, device))
+            .or_else(|| matmul_together::backward(calls, device))
             .or_else(|| lora_together::gated(calls, device))
             .or_else(|| step_end(calls))
     };

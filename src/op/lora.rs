@@ -102,17 +102,7 @@ impl OpRule for LoraDown {
     fn backward(&self, call: &OpCall, grads: &mut GradBuilder) -> Result<(), PlanError> {
         let (x, a) = (call.reads[0], call.reads[1]);
         let ds = grads.incoming(call.writes[0], self.stem())?;
-        if grads.is_trainable(a) {
-            let (da, store) = grads.parameter_target(a);
-            let op = MatmulGradWeight {
-                n_in: self.n_in,
-                n_out: self.ranks,
-                sum: grads.weight_sum(self.math, self.rows, self.n_in * self.ranks),
-                store,
-                math: self.math,
-            };
-            grads.emit_reading(op, (ds, x), da);
-        }
+        // Directly behind the product's own part of the gradient, to which it is added.
         if grads.needs_gradient(x) {
             let (dx, store) = grads.activation_target(x);
             let op = LoraDownGradInput {
@@ -123,6 +113,17 @@ impl OpRule for LoraDown {
                 math: self.math,
             };
             grads.emit(op, vec![ds, a], vec![dx]);
+        }
+        if grads.is_trainable(a) {
+            let (da, store) = grads.parameter_target(a);
+            let op = MatmulGradWeight {
+                n_in: self.n_in,
+                n_out: self.ranks,
+                sum: grads.weight_sum(self.math, self.rows, self.n_in * self.ranks),
+                store,
+                math: self.math,
+            };
+            grads.emit_reading(op, (ds, x), da);
         }
         Ok(())
     }

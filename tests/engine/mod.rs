@@ -16,6 +16,7 @@ mod mamba;
 mod passes;
 mod policy;
 mod precision;
+mod products;
 mod recompute;
 mod restored;
 mod states;

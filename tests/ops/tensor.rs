@@ -12,7 +12,7 @@ use bitstep::op::{Op, Store};
 use bitstep::shape::Math;
 
 use super::reference::token_sum;
-use super::runner::{Case, Numbers, Values, assert_bits, run};
+use super::runner::{Case, Numbers, Values, assert_bits, devices, first_difference, run};
 
 /// The maths of tensor cores, with the step of each and the size of its rounding.
 pub const KINDS: [(Math, Kind, f32); 3] = [
@@ -104,6 +104,46 @@ fn the_input_gradient_is_a_chain_of_steps_rounded_once() {
                 chain(kind, 0.0, pairs)
             };
             assert_stored(&case, (0..rows * n_in).map(element).collect());
+        }
+    }
+}
+
+/// Products of so many rows and columns that a large device computes them by warpgroups, with tiles of 256, 192 and 128
+/// columns, against the CPU's.
+#[test]
+fn large_products_of_a_gpu_have_the_bits_of_the_cpu() {
+    let [.., cpu, gpu] = devices() else {
+        unreachable!("the CPU has several devices");
+    };
+    if crate::gpu::backend().is_none() {
+        return;
+    }
+    for (seed, (math, columns)) in (1..).zip([
+        (Math::Bf16, 1024),
+        (Math::F16, 768),
+        (Math::Bf16, 640),
+        (Math::F16, 1280),
+    ]) {
+        let (rows, terms) = (2304, 192 + 64 * (seed as usize % 2));
+        let forward = Matmul {
+            rows,
+            n_in: terms,
+            n_out: columns,
+            bias: false,
+            math,
+        };
+        let back = MatmulGradInput {
+            rows,
+            n_in: columns,
+            n_out: terms,
+            math,
+        };
+        for case in [Case::random(forward, seed), Case::random(back, seed)] {
+            let expected = cpu.run(&case).expect("the case runs");
+            let found = gpu.run(&case).expect("the case runs");
+            for (found, expected) in found.iter().zip(&expected) {
+                assert_eq!(first_difference(found, expected), None, "{}", case.op);
+            }
         }
     }
 }

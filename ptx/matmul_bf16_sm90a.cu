@@ -1,0 +1,4 @@
+// y[t, o] = sum_i x[t, i] * w[o, i] in bf16, one chain of steps over ascending i, by warpgroups; and what may follow it.
+#include "matmul_warpgroup.cuh"
+
+FORWARD_PRODUCTS(matmul_bf16_sm90a, Bf16)

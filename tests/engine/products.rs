@@ -1,0 +1,78 @@
+//! Large products and what follows them in a layer, in one launch of a graph: the bits of the CPU and of the calls one by
+//! one.
+
+use std::sync::Arc;
+
+use bitstep::model::decoder::Decoder;
+use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
+use bitstep::model::{Family, ModelConfig};
+use bitstep::plan::{Plan, PlanConfig};
+use bitstep::shape::Math;
+
+use super::common::*;
+use crate::gpu;
+
+/// A layer whose products fill more than half of a large device with tiles, perhaps with adapters on all projections.
+fn layer(math: Math, rank: Option<usize>) -> Arc<Plan> {
+    let config = ModelConfig {
+        family: Family::Llama,
+        vocab_size: VOCAB,
+        d_model: 256,
+        n_layers: 1,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 64,
+        d_ff: 1024,
+        rope_theta: 1e4,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: true,
+        max_seq_len: 256,
+        init_std: 0.1,
+    };
+    let plan_config = PlanConfig {
+        math,
+        ..PlanConfig::of(10, 256)
+    };
+    let lora = |rank| LoraConfig {
+        rank,
+        alpha: 16.0,
+        targets: Projection::ALL.into(),
+        norms: Norms::Trained,
+        base: Base::Plain,
+    };
+    let model = match rank {
+        Some(rank) => Decoder::with_adapters(config, lora(rank)),
+        None => Decoder::new(config),
+    };
+    Arc::new(Plan::build(&model, plan_config).expect("plans"))
+}
+
+#[test]
+fn a_graph_that_goes_on_with_products_in_registers_has_the_bits_of_the_cpu() {
+    for (math, rank, expected) in [
+        (Math::Bf16, None, &["swiglu_256", "swiglu_grad_256"][..]),
+        (Math::F16, None, &["swiglu_256", "swiglu_grad_256"]),
+        (
+            Math::Bf16,
+            Some(16),
+            &["lora_up_swiglu_256", "lora_down_swiglu_grad_256"],
+        ),
+        (
+            Math::F16,
+            Some(32),
+            &["lora_up_swiglu_256", "lora_down_swiglu_grad_256"],
+        ),
+    ] {
+        let plan = layer(math, rank);
+        let found = kernels_of_groups(&plan);
+        for end in expected {
+            let end = format!("sm90a_{end}");
+            assert!(
+                found.iter().any(|entry| entry.ends_with(&end)),
+                "{end}: {found:?}"
+            );
+        }
+        let Some(cuda) = gpu::backend() else { continue };
+        assert_steps_of_the_cpu(&plan, cuda, &format!("{math} {rank:?}"));
+    }
+}
