@@ -23,7 +23,7 @@ using engine::Address;
 constexpr unsigned ROWS = 128, TERMS = 64, GROUPS = 2, THREADS = 128 * (GROUPS + 1), BLOCKS = 2;
 /// Bytes of a row of a box, of a box of 64 rows, and of the left factor of a stage.
 constexpr unsigned ROW_BYTES = 128, PANEL_BYTES = 64 * ROW_BYTES, LEFT_BYTES = ROWS * ROW_BYTES;
-/// Bytes of a warp's 16 x 64 outputs on their way to memory; it has two such places.
+/// Bytes of a warp's 16 x 64 outputs, which stand in shared memory before they leave by rows; it has two such places.
 constexpr unsigned WAY_BYTES = 16 * ROW_BYTES;
 /// Stages before which the second group does not begin.
 constexpr unsigned BEHIND = 3;
@@ -117,17 +117,39 @@ __device__ __forceinline__ void get(Address rows, unsigned (&words)[16]) {
                      : "memory");
 }
 
+/// 16 rows of 64 columns to memory, rows of `stride` elements.
+__device__ __forceinline__ void leave(Address rows, unsigned short* to, unsigned stride) {
+    const unsigned lane = threadIdx.x % 32, first = lane / 8, chunk = lane % 8;
+#pragma unroll
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned row = 4 * i + first;
+        uint4 eight;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
+                     : "r"(rows + row * ROW_BYTES + (chunk ^ (row & 7)) * 16)
+                     : "memory");
+        *(uint4*)(to + row * (size_t)stride + 8 * chunk) = eight;
+    }
+}
+
 /// What follows a product. SwiGLU behind a product with the weight; its gradient behind one that is the gradient of an input.
 enum class After { NOTHING, ADAPTERS, SWIGLU, ADAPTERS_SWIGLU };
 
-/// The factors and the output; what SwiGLU gives or gets back; its operand in boxes that are brought; the factors of adapters.
+typedef unsigned short Word;
+
+/// The factors; the factors of adapters; SwiGLU's operand before its gradient.
 struct Maps {
-    const TensorMap *left, *right, *out, *gated, *held, *low, *factor;
+    const TensorMap *left, *right, *low, *factor, *held;
 };
 
-/// Tiles of two blocks, rows first; stages of terms; columns of one projection where SwiGLU follows.
+/// The output, and what SwiGLU gives or gets back.
+struct Outputs {
+    Word *out, *gated;
+};
+
+/// Tiles of two blocks, rows first; stages of terms; columns of the output; those of one projection where SwiGLU follows.
 struct Extent {
-    unsigned row_pairs, tiles, stages, projection;
+    unsigned row_pairs, tiles, stages, columns, projection;
 };
 
 /// Steps of terms of an adapter, what their sum is multiplied by, and the columns before which each part ends.
@@ -148,6 +170,7 @@ struct Kernel {
     static constexpr unsigned HALF = COLUMNS / 2, TILE = GATES ? HALF : COLUMNS, CHUNKS = COLUMNS / 64;
 
     const Maps& maps;
+    const Outputs& outputs;
     const Extent& of;
     const Adapters& adapters;
     Address start;
@@ -278,7 +301,6 @@ struct Kernel {
 
     __device__ __forceinline__ void compute(unsigned cluster, unsigned clusters) {
         const unsigned warp = threadIdx.x / 32, group = warp / 4;
-        const bool first = threadIdx.x % 32 == 0;
         const Address ways = start + At::WAYS + warp * 2 * WAY_BYTES;
         unsigned way = 0;
         if (group == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -293,13 +315,11 @@ struct Kernel {
                 engine::await(full(), turn.parity);
                 turn.next();
             }
-            const auto send = [&](unsigned(&words)[16], const TensorMap* map, unsigned at) {
-                if (first) engine::await_read<1>();
-                __syncwarp();
+            // 64 columns of the warp's rows; they leave by whole rows of 128 bytes.
+            const auto send = [&](unsigned(&words)[16], Word* to, unsigned stride, unsigned at) {
                 put<T>(ways + way, words);
-                tensor::publish();
                 __syncwarp();
-                if (first) engine::take(map, ways + way, own_row, at);
+                leave(ways + way, to + (size_t)own_row * stride + at, stride);
                 way ^= WAY_BYTES;
             };
 #pragma unroll
@@ -308,11 +328,11 @@ struct Kernel {
                 const unsigned at = own_column + 64 * c;
                 round(words, d, c, tile, group, factors);
                 if (GATES) {
-                    send(words, maps.out, at);
+                    send(words, outputs.out, of.columns, at);
                     round(more, d, c + CHUNKS / 2, tile, group, factors);
-                    send(more, maps.out, of.projection + at);
+                    send(more, outputs.out, of.columns, of.projection + at);
                     gate(words, more);
-                    send(words, maps.gated, at);
+                    send(words, outputs.gated, of.projection, at);
                 } else if (UNGATES) {
                     if (ADAPTS && c + 1 == CHUNKS) release(of_factors);
                     unsigned gates[16];
@@ -322,22 +342,21 @@ struct Kernel {
                     release(turn.stage);
                     turn.next();
                     ungate(words, gates, more);
-                    send(words, maps.gated, at);
-                    send(gates, maps.out, at);
-                    send(more, maps.out, of.projection + at);
+                    send(words, outputs.gated, of.projection, at);
+                    send(gates, outputs.out, of.columns, at);
+                    send(more, outputs.out, of.columns, of.projection + at);
                 } else {
-                    send(words, maps.out, at);
+                    send(words, outputs.out, of.columns, at);
                 }
             }
             if (ADAPTS && !UNGATES) release(of_factors);
         }
-        if (first) engine::await_read<0>();
     }
 
-    static __device__ __forceinline__ void run(const Maps& maps, const Extent& of, const Adapters& adapters) {
+    static __device__ __forceinline__ void run(const Maps& maps, const Outputs& outputs, const Extent& of, const Adapters& adapters) {
         extern __shared__ unsigned char memory[];
         const Address start = ((Address)__cvta_generic_to_shared(memory) + 1023) & ~1023u;
-        Kernel kernel = {maps, of, adapters, start, engine::block_of_cluster(), {}};
+        Kernel kernel = {maps, outputs, of, adapters, start, engine::block_of_cluster(), {}};
         if (threadIdx.x == 0) {
             for (unsigned s = 0; s < At::STAGES; s++) {
                 engine::begin_barrier(start + At::FULL + 8 * s, 1);
@@ -350,7 +369,7 @@ struct Kernel {
         if (threadIdx.x >= 128 * GROUPS) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
             if (threadIdx.x == 128 * GROUPS) {
-                engine::prefetch(maps.left), engine::prefetch(maps.right), engine::prefetch(maps.out);
+                engine::prefetch(maps.left), engine::prefetch(maps.right);
                 for (unsigned tile = cluster; tile < of.tiles; tile += clusters) kernel.bring_tile(tile);
             }
         } else {
@@ -367,58 +386,59 @@ struct Kernel {
 #define MAP const __grid_constant__ TensorMap
 #define PRODUCT_KERNEL(NAME) \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(product::THREADS, 1) NAME
-#define EXTENT_PARAMETERS unsigned row_pairs, unsigned tiles, unsigned stages
-#define RUN(T, COLUMNS, TURNED, AFTER, PROJECTION, ADAPTERS, ...)                                                  \
-    product::Kernel<T, COLUMNS, TURNED, product::After::AFTER>::run(product::Maps{__VA_ARGS__},                    \
-                                                                    product::Extent{row_pairs, tiles, stages, PROJECTION}, ADAPTERS)
+#define EXTENT_PARAMETERS unsigned row_pairs, unsigned tiles, unsigned stages, unsigned columns
+#define RUN(T, COLUMNS, TURNED, AFTER, ADAPTERS, OUT, GATED, PROJECTION, ...)                                      \
+    product::Kernel<T, COLUMNS, TURNED, product::After::AFTER>::run(                                               \
+        product::Maps{__VA_ARGS__}, product::Outputs{OUT, GATED},                                                  \
+        product::Extent{row_pairs, tiles, stages, columns, PROJECTION}, ADAPTERS)
 
 /// y[t, o] = sum_i x[t, i] * w[o, i]; TURNED: w[i, o].
 #define PRODUCT(NAME, T, COLUMNS, TURNED)                                                                          \
-    PRODUCT_KERNEL(NAME)(MAP x, MAP w, MAP y, EXTENT_PARAMETERS) {                                                 \
-        RUN(T, COLUMNS, TURNED, NOTHING, 0, product::Adapters{}, &x, &w, &y);                                      \
+    PRODUCT_KERNEL(NAME)(MAP x, MAP w, unsigned short* y, EXTENT_PARAMETERS) {                                     \
+        RUN(T, COLUMNS, TURNED, NOTHING, product::Adapters{}, y, 0, 0, &x, &w);                                    \
     }
 
-/// And a[t, o] = (y[t, o] * sigmoid(y[t, o])) * y[t, d + o].
+/// And a[t, o] = (y[t, o] * sigmoid(y[t, o])) * y[t, d + o], of 2 d columns.
 #define PRODUCT_SWIGLU(NAME, T, COLUMNS)                                                                           \
-    PRODUCT_KERNEL(NAME)(MAP x, MAP w, MAP y, MAP a, EXTENT_PARAMETERS, unsigned d) {                              \
-        RUN(T, COLUMNS, 0, SWIGLU, d, product::Adapters{}, &x, &w, &y, &a);                                        \
+    PRODUCT_KERNEL(NAME)(MAP x, MAP w, unsigned short* y, unsigned short* a, EXTENT_PARAMETERS) {                  \
+        RUN(T, COLUMNS, 0, SWIGLU, product::Adapters{}, y, a, columns / 2, &x, &w);                                \
     }
 
-/// The product is da: SwiGLU's gradient over what `gate_up` holds, and its output to a. `held` is `gate_up` as it is brought.
+/// The product is da, of d columns: SwiGLU's gradient over what `gate_up` holds, and its output to a.
 #define PRODUCT_SWIGLU_GRAD(NAME, T, COLUMNS)                                                                      \
-    PRODUCT_KERNEL(NAME)(MAP dy, MAP w, MAP gate_up, MAP a, MAP held, EXTENT_PARAMETERS, unsigned d) {             \
-        RUN(T, COLUMNS, 1, SWIGLU, d, product::Adapters{}, &dy, &w, &gate_up, &a, &held);                          \
+    PRODUCT_KERNEL(NAME)(MAP dy, MAP w, MAP held, unsigned short* gate_up, unsigned short* a, EXTENT_PARAMETERS) { \
+        RUN(T, COLUMNS, 1, SWIGLU, product::Adapters{}, gate_up, a, columns / 2, &dy, &w, 0, 0, &held);            \
     }
 
 /// And y[t, o] = fma(scale, sum_k s[t, k] * b[o, k], y[t, o]), the terms of each column's part.
 #define PRODUCT_LORA_UP(NAME, T, COLUMNS)                                                                          \
-    PRODUCT_KERNEL(NAME)(MAP x, MAP w, MAP y, MAP s, MAP b, EXTENT_PARAMETERS, unsigned steps, float scale,        \
-                         unsigned end_0, unsigned end_1, unsigned end_2) {                                         \
+    PRODUCT_KERNEL(NAME)(MAP x, MAP w, MAP s, MAP b, unsigned short* y, EXTENT_PARAMETERS, unsigned steps,         \
+                         float scale, unsigned end_0, unsigned end_1, unsigned end_2) {                            \
         const product::Adapters adapters = {steps, scale, {end_0, end_1, end_2}};                                  \
-        RUN(T, COLUMNS, 0, ADAPTERS, 0, adapters, &x, &w, &y, 0, 0, &s, &b);                                       \
+        RUN(T, COLUMNS, 0, ADAPTERS, adapters, y, 0, 0, &x, &w, &s, &b);                                           \
     }
 
 /// Both.
 #define PRODUCT_LORA_UP_SWIGLU(NAME, T, COLUMNS)                                                                   \
-    PRODUCT_KERNEL(NAME)(MAP x, MAP w, MAP y, MAP s, MAP b, MAP a, EXTENT_PARAMETERS, unsigned steps, float scale, \
-                         unsigned d) {                                                                             \
-        const product::Adapters adapters = {steps, scale, {d, 2 * d, 2 * d}};                                      \
-        RUN(T, COLUMNS, 0, ADAPTERS_SWIGLU, d, adapters, &x, &w, &y, &a, 0, &s, &b);                               \
+    PRODUCT_KERNEL(NAME)(MAP x, MAP w, MAP s, MAP b, unsigned short* y, unsigned short* a, EXTENT_PARAMETERS,      \
+                         unsigned steps, float scale) {                                                            \
+        const product::Adapters adapters = {steps, scale, {columns / 2, columns, columns}};                        \
+        RUN(T, COLUMNS, 0, ADAPTERS_SWIGLU, adapters, y, a, columns / 2, &x, &w, &s, &b);                          \
     }
 
 /// The product is dx, and dx[t, i] = dx[t, i] + sum_k ds[t, k] * a[k, i].
 #define PRODUCT_LORA_DOWN_GRAD(NAME, T, COLUMNS)                                                                   \
-    PRODUCT_KERNEL(NAME)(MAP dy, MAP w, MAP dx, MAP ds, MAP a, EXTENT_PARAMETERS, unsigned steps) {                \
+    PRODUCT_KERNEL(NAME)(MAP dy, MAP w, MAP ds, MAP a, unsigned short* dx, EXTENT_PARAMETERS, unsigned steps) {    \
         const product::Adapters adapters = {steps, 1.0f, {0, 0, 0}};                                               \
-        RUN(T, COLUMNS, 1, ADAPTERS, 0, adapters, &dy, &w, &dx, 0, 0, &ds, &a);                                    \
+        RUN(T, COLUMNS, 1, ADAPTERS, adapters, dx, 0, 0, &dy, &w, &ds, &a);                                        \
     }
 
 /// Both, with SwiGLU's gradient last.
 #define PRODUCT_LORA_DOWN_GRAD_SWIGLU_GRAD(NAME, T, COLUMNS)                                                       \
-    PRODUCT_KERNEL(NAME)(MAP dy, MAP w, MAP gate_up, MAP ds, MAP a, MAP gated, MAP held, EXTENT_PARAMETERS,        \
-                         unsigned steps, unsigned d) {                                                             \
+    PRODUCT_KERNEL(NAME)(MAP dy, MAP w, MAP ds, MAP a, MAP held, unsigned short* gate_up, unsigned short* gated,   \
+                         EXTENT_PARAMETERS, unsigned steps) {                                                      \
         const product::Adapters adapters = {steps, 1.0f, {0, 0, 0}};                                               \
-        RUN(T, COLUMNS, 1, ADAPTERS_SWIGLU, d, adapters, &dy, &w, &gate_up, &gated, &held, &ds, &a);               \
+        RUN(T, COLUMNS, 1, ADAPTERS_SWIGLU, adapters, gate_up, gated, columns / 2, &dy, &w, &ds, &a, &held);       \
     }
 
 /// All kernels of a storage and its format.

@@ -156,18 +156,21 @@ impl Product {
         })
     }
 
-    /// The launch of a cut, with the maps of the product's operands and these further ones, and its numbers and these.
+    /// The launch of a cut: the product's factors and these, what is written, of which the first has so many columns, and the
+    /// numbers of what follows.
     fn launch(
         &self,
-        entry: &'static str,
-        cut: Cut,
-        maps: impl IntoIterator<Item = Arg>,
+        (entry, cut): (&'static str, Cut),
+        factors: &[Arg],
+        (written, columns): (&[Region], usize),
         more: impl IntoIterator<Item = Arg>,
     ) -> KernelLaunch {
         let mut args = vec![self.left_map(), self.right_map(cut.tile)];
-        args.extend(maps);
+        args.extend(factors);
+        args.extend(written.iter().copied().map(Arg::Region));
         let row_pairs = self.rows / (BLOCKS * BLOCK_ROWS);
-        args.extend(numbers([row_pairs, cut.tiles, self.terms / STAGE_TERMS]));
+        let stages = self.terms / STAGE_TERMS;
+        args.extend(numbers([row_pairs, cut.tiles, stages, columns]));
         args.extend(more);
         KernelLaunch {
             entry,
@@ -189,11 +192,6 @@ impl Product {
         }
     }
 
-    /// A matrix of the product's rows as it is written.
-    fn written(&self, region: Region, columns: usize) -> Arg {
-        map(region, [self.rows, columns], WAY_ROWS)
-    }
-
     /// The product alone.
     pub fn alone(&self, device: &DeviceShape) -> Option<KernelLaunch> {
         let cut = self.cut(&TILES, &[self.columns], device)?;
@@ -201,7 +199,7 @@ impl Product {
             false => sized!(self.math, cut.tile, "matmul", ""),
             true => sized!(self.math, cut.tile, "matmul_grad_input", ""),
         }?;
-        Some(self.launch(entry, cut, [self.written(self.out, self.columns)], []))
+        Some(self.launch((entry, cut), &[], (&[self.out], self.columns), []))
     }
 
     /// And SwiGLU of it, to `a`.
@@ -211,8 +209,8 @@ impl Product {
             .gated_cut(d_ff, device)
             .filter(|_| self.reached(&[a]))?;
         let entry = gated!(self.math, "matmul", "_swiglu")?;
-        let maps = [self.written(self.out, self.columns), self.written(a, d_ff)];
-        Some(self.launch(entry, cut, maps, numbers([d_ff])))
+        let written = (&[self.out, a][..], self.columns);
+        Some(self.launch((entry, cut), &[], written, []))
     }
 
     /// The cut of a gate and another projection, of each of which a tile has half of its columns.
@@ -237,20 +235,21 @@ impl Product {
         let factor = |tile: usize| map(b, [self.columns, adapters.rank], tile / 2);
         let more = numbers([steps]).into_iter();
         let more = more.chain([Arg::F32(adapters.scale)]);
-        let y = self.written(self.out, self.columns);
         if let Some(a) = swiglu {
             let d_ff = self.columns / 2;
             let cut = self.gated_cut(d_ff, device)?;
             let possible = self.reached(&[a]) && adapters.parts.len() == 2 && ends[0] == d_ff;
             let entry = gated!(self.math, "matmul", "_lora_up_swiglu").filter(|_| possible)?;
-            let maps = [y, low, factor(cut.tile), self.written(a, d_ff)];
-            return Some(self.launch(entry, cut, maps, more.chain(numbers([d_ff]))));
+            let factors = [low, factor(cut.tile)];
+            let written = (&[self.out, a][..], self.columns);
+            return Some(self.launch((entry, cut), &factors, written, more));
         }
         let parts: Vec<usize> = adapters.parts.iter().map(|part| part.columns).collect();
         let cut = self.cut(&TILES, &parts, device)?;
         let entry = sized!(self.math, cut.tile, "matmul", "_lora_up")?;
-        let maps = [y, low, factor(cut.tile)];
-        Some(self.launch(entry, cut, maps, more.chain(numbers(ends))))
+        let factors = [low, factor(cut.tile)];
+        let written = (&[self.out][..], self.columns);
+        Some(self.launch((entry, cut), &factors, written, more.chain(numbers(ends))))
     }
 
     /// Steps of an adapter, where its terms are whole steps, those of all parts fit in a box, and its operands are reached.
@@ -266,11 +265,12 @@ impl Product {
         (op, call): (&LoraDownGradInput, &PlacedCall),
         device: &DeviceShape,
     ) -> Option<KernelLaunch> {
-        let [low, factor] = self.lora_down_maps(op, call)?;
+        let factors = self.lora_down_maps(op, call)?;
         let cut = self.cut(&TILES, &[self.columns], device)?;
         let entry = sized!(self.math, cut.tile, "matmul_grad_input", "_lora_down")?;
-        let maps = [self.written(self.out, self.columns), low, factor];
-        Some(self.launch(entry, cut, maps, numbers([op.ranks / STEP_TERMS])))
+        let written = (&[self.out][..], self.columns);
+        let steps = numbers([op.ranks / STEP_TERMS]);
+        Some(self.launch((entry, cut), &factors, written, steps))
     }
 
     /// The factors of the adapters' part, where their terms are whole steps and fit in a box.
@@ -295,17 +295,16 @@ impl Product {
         let d_ff = self.columns;
         let cut = self.cut(&[GATED_TILE], &[d_ff], device);
         let cut = cut.filter(|_| self.reached(&[gate_up]))?;
-        let [out, held] =
-            [WAY_ROWS, BLOCK_ROWS].map(|rows| map(gate_up, [self.rows, 2 * d_ff], rows));
-        let a = self.written(self.out, d_ff);
+        let held = map(gate_up, [self.rows, 2 * d_ff], BLOCK_ROWS);
+        let written = (&[gate_up, self.out][..], 2 * d_ff);
         if let Some((op, call)) = lora {
             let [low, factor] = self.lora_down_maps(op, call)?;
             let entry = gated!(self.math, "matmul_grad_input", "_lora_down_swiglu_grad")?;
-            let more = numbers([op.ranks / STEP_TERMS, d_ff]);
-            return Some(self.launch(entry, cut, [out, low, factor, a, held], more));
+            let steps = numbers([op.ranks / STEP_TERMS]);
+            return Some(self.launch((entry, cut), &[low, factor, held], written, steps));
         }
         let entry = gated!(self.math, "matmul_grad_input", "_swiglu_grad")?;
-        Some(self.launch(entry, cut, [out, a, held], numbers([d_ff])))
+        Some(self.launch((entry, cut), &[held], written, []))
     }
 }
 
