@@ -69,6 +69,17 @@ __device__ __forceinline__ void bring_to_both(Address to, Address barrier, const
                  "l"(map), "r"(barrier), "r"(column), "r"(row), "h"((unsigned short)3)
                  : "memory");
 }
+/// Starts copying a box to memory.
+__device__ __forceinline__ void take(const TensorMap* map, Address from, unsigned row, unsigned column) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\ncp.async.bulk.commit_group;" ::"l"(map),
+                 "r"(from), "r"(column), "r"(row)
+                 : "memory");
+}
+/// Waits until of the boxes that this thread has taken at most `N` are still to be read.
+template <int N>
+__device__ __forceinline__ void await_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
 
 }  // namespace engine
 

@@ -1,129 +1,70 @@
-//! A product and what follows it in a layer, in one launch of a graph (`matmul_warpgroup.rs`): the sums of adapters and SwiGLU
-//! behind a product, the adapters' part and SwiGLU's gradient behind the gradient of an input.
+//! A large product and the sums of adapters behind it, in one launch of a graph (`matmul_warpgroup.rs`): forward, and in the gradient
+//! of an input.
 //!
 //! What the product leaves is rounded as it is stored alone, so no bit depends on it.
 
 use super::call::{CallLaunches, DeviceShape};
 use super::issue::launches;
+use super::lora_together;
 use super::matmul_warpgroup::Product;
 use super::together::{Group, independent};
-use crate::layout::{PlacedCall, Region};
-use crate::op::swiglu::Output;
+use crate::layout::PlacedCall;
 use crate::op::{Op, Store};
 
-/// Whether nothing that is read shares a byte with `written`, where some blocks still read while others write.
-fn apart<'a>(written: &Region, mut read: impl Iterator<Item = &'a Region>) -> bool {
-    !read.any(|read| read.overlaps(written))
+/// Whether a call adds to what the product has written, and reads nothing of it.
+fn adds_to(product: &PlacedCall, call: &PlacedCall) -> bool {
+    let y = product.writes[0];
+    call.writes[0] == y && !call.reads.iter().any(|read| read.overlaps(&y))
 }
 
-/// A product, the sums of adapters, and SwiGLU, or two of them. Where a forward pass is repeated, the lower product of the
-/// adapters stands behind the product; then it is launched before.
+/// A product and the sums of its adapters. Where a forward pass is repeated, the adapters' lower product stands between them; then
+/// it is launched before both. Sums that SwiGLU follows in a launch of their own are left to that.
 pub(super) fn forward(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group> {
-    let (first, mut rest) = calls.split_first()?;
+    let (first, rest) = calls.split_first()?;
     let Op::Matmul(op) = &first.call.op else {
         return None;
     };
     let product = Product::forward(op, first)?;
-    let y = first.writes[0];
-    let mut before = CallLaunches::default();
-    if let [down, others @ ..] = rest
-        && let Op::LoraDown(_) = &down.call.op
-        && independent(first, down)
-    {
-        before = launches(&down.call.op, down, device);
-        rest = others;
-    }
-    let up = rest.split_first().and_then(|(call, others)| {
-        let Op::LoraUp(op) = &call.call.op else {
-            return None;
-        };
-        (call.writes[0] == y && apart(&y, call.reads.iter())).then_some((op, call, others))
-    });
-    // A lower product that belongs to no sum here would have moved for nothing.
-    if up.is_none() && !before.launches.is_empty() {
+    let between = match rest.first() {
+        Some(down) if matches!(down.call.op, Op::LoraDown(_)) => Some(down),
+        _ => None,
+    };
+    if between.is_some_and(|down| !independent(first, down)) {
         return None;
     }
-    let read = || {
-        first
-            .reads
-            .iter()
-            .chain(up.iter().flat_map(|up| &up.1.reads))
+    let behind = &rest[usize::from(between.is_some())..];
+    let up = behind.first()?;
+    let Op::LoraUp(op) = &up.call.op else {
+        return None;
     };
-    let behind = up.map_or(rest, |up| up.2);
-    let gated = behind.first().and_then(|call| {
-        let Op::SwiGlu(swiglu) = &call.call.op else {
-            return None;
-        };
-        let a = call.writes[0];
-        let of_product =
-            call.reads[0] == y && [swiglu.rows, 2 * swiglu.d_ff] == [op.rows, op.n_out];
-        (of_product && apart(&a, read().chain([&y]))).then_some(a)
+    if !adds_to(first, up) || lora_together::gated(behind, device).is_some() {
+        return None;
+    }
+    let launch = product.with_lora_up((op, up), device)?;
+    let mut served = between.map_or_else(CallLaunches::default, |down| {
+        launches(&down.call.op, down, device)
     });
-    let launch = match (up, gated) {
-        (Some((up, call, _)), a) => {
-            let both = a.and_then(|_| product.with_lora_up((up, call), a, device));
-            let both = both.map(|launch| (launch, behind.len() - 1));
-            both.or_else(|| {
-                let launch = product.with_lora_up((up, call), None, device)?;
-                Some((launch, behind.len()))
-            })
-        }
-        (None, Some(a)) => product
-            .with_swiglu(a, device)
-            .map(|l| (l, behind.len() - 1)),
-        (None, None) => None,
-    };
-    let (launch, left) = launch?;
-    before.launches.push(launch);
+    served.launches.push(launch);
     Some(Group {
-        calls: calls.len() - left,
-        launches: before,
+        calls: calls.len() + 1 - behind.len(),
+        launches: served,
     })
 }
 
-/// The gradient of an input, the adapters' part in it, and SwiGLU's gradient, or two of them.
+/// The gradient of an input, and the adapters' part in it.
 pub(super) fn backward(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group> {
-    let (first, rest) = calls.split_first()?;
-    let Op::MatmulGradInput(op) = &first.call.op else {
+    let [first, down, ..] = calls else {
         return None;
     };
-    let product = Product::grad_input(op, first);
-    let dx = first.writes[0];
-    let down = rest.first().and_then(|call| {
-        let Op::LoraDownGradInput(down) = &call.call.op else {
-            return None;
-        };
-        let added = call.writes[0] == dx && down.store == Store::Add;
-        (added && apart(&dx, call.reads.iter())).then_some((down, call))
-    });
-    let read = || {
-        first
-            .reads
-            .iter()
-            .chain(down.iter().flat_map(|down| &down.1.reads))
+    let (Op::MatmulGradInput(op), Op::LoraDownGradInput(part)) = (&first.call.op, &down.call.op)
+    else {
+        return None;
     };
-    let behind = &rest[usize::from(down.is_some())..];
-    let gate_up = behind.first().and_then(|call| {
-        let Op::SwiGluGrad(grad) = &call.call.op else {
-            return None;
-        };
-        let [da, gate_up] = call.writes[..] else {
-            return None;
-        };
-        let of_product = da == dx && [grad.rows, grad.d_ff] == [op.rows, op.n_in];
-        let restored = grad.output == Output::Restored;
-        let free = apart(&gate_up, read()) && !gate_up.overlaps(&da);
-        (of_product && restored && free).then_some(gate_up)
-    });
-    let all = gate_up.and_then(|gate_up| product.with_swiglu_grad(gate_up, down, device));
-    let all = all.map(|launch| (launch, behind.len() - 1));
-    let (launch, left) = all.or_else(|| {
-        let launch = product.with_lora_down(down?, device)?;
-        Some((launch, behind.len()))
-    })?;
+    let added = part.store == Store::Add && adds_to(first, down);
+    let launch = || Product::grad_input(op, first).with_lora_down((part, down), device);
     Some(Group {
-        calls: calls.len() - left,
-        launches: launch.into(),
+        calls: 2,
+        launches: added.then(launch).flatten()?.into(),
     })
 }
 

@@ -1,7 +1,7 @@
-//! Products in bf16 and f16 by warpgroups (`ptx/matmul_warpgroup.cuh`), alone and with what follows them in a graph: the sums of
-//! adapters, SwiGLU, SwiGLU's gradient, each of which then finds the product in registers.
+//! Products in bf16 and f16 by warpgroups (`ptx/matmul_warpgroup.cuh`), alone and with the sums of adapters, which then find the
+//! product in registers.
 //!
-//! What follows begins with the rounded product, as a call of its own would read it, so no bit depends on it.
+//! These are added to the rounded product, as a call of their own would read it, so no bit depends on it.
 
 use super::call::{Arg, DeviceShape, KernelLaunch, Matrix};
 use super::rows::{by_vectors, number, numbers};
@@ -12,8 +12,6 @@ use crate::shape::Math;
 
 /// Columns of a tile, the most first.
 const TILES: [usize; 3] = [256, 192, 128];
-/// Columns of a tile with SwiGLU or its gradient.
-const GATED_TILE: usize = 256;
 /// Rows of a block and of its cluster, terms of a stage, and the fewest stages.
 const BLOCK_ROWS: usize = 128;
 const BLOCKS: usize = 2;
@@ -39,17 +37,6 @@ macro_rules! sized {
             (Math::F16, 256) => Some(concat!($stem, "_f16_sm90a", $after, "_256")),
             (Math::F16, 192) => Some(concat!($stem, "_f16_sm90a", $after, "_192")),
             (Math::F16, 128) => Some(concat!($stem, "_f16_sm90a", $after, "_128")),
-            _ => None,
-        }
-    };
-}
-
-/// The same for the one tile of a kernel with SwiGLU or its gradient.
-macro_rules! gated {
-    ($math:expr, $stem:literal, $after:literal) => {
-        match $math {
-            Math::Bf16 => Some(concat!($stem, "_bf16_sm90a", $after, "_256")),
-            Math::F16 => Some(concat!($stem, "_f16_sm90a", $after, "_256")),
             _ => None,
         }
     };
@@ -134,7 +121,7 @@ impl Product {
 
     /// The cut into tiles of these columns that is done first, where each part of the columns is whole tiles and the device does
     /// not stay empty.
-    fn cut(&self, tiles: &[usize], parts: &[usize], device: &DeviceShape) -> Option<Cut> {
+    fn cut(&self, parts: &[usize], device: &DeviceShape) -> Option<Cut> {
         if !self.fits(device) {
             return None;
         }
@@ -146,7 +133,7 @@ impl Product {
         let count =
             |tile: usize| self.rows / (BLOCKS * BLOCK_ROWS) * (parts.iter().sum::<usize>() / tile);
         let cost = |tile: &usize| count(*tile).div_ceil(clusters) * tile;
-        let tile = tiles.iter().copied().filter(whole).min_by_key(cost)?;
+        let tile = TILES.into_iter().filter(whole).min_by_key(cost)?;
         let tiles = count(tile);
         let full = 2 * tiles >= clusters;
         full.then(|| Cut {
@@ -156,21 +143,18 @@ impl Product {
         })
     }
 
-    /// The launch of a cut: the product's factors and these, what is written, of which the first has so many columns, and the
-    /// numbers of what follows.
+    /// The launch of a cut, with the maps of the product's operands and these further ones, and its numbers and these.
     fn launch(
         &self,
-        (entry, cut): (&'static str, Cut),
-        factors: &[Arg],
-        (written, columns): (&[Region], usize),
+        entry: &'static str,
+        cut: Cut,
+        maps: impl IntoIterator<Item = Arg>,
         more: impl IntoIterator<Item = Arg>,
     ) -> KernelLaunch {
         let mut args = vec![self.left_map(), self.right_map(cut.tile)];
-        args.extend(factors);
-        args.extend(written.iter().copied().map(Arg::Region));
+        args.extend(maps);
         let row_pairs = self.rows / (BLOCKS * BLOCK_ROWS);
-        let stages = self.terms / STAGE_TERMS;
-        args.extend(numbers([row_pairs, cut.tiles, stages, columns]));
+        args.extend(numbers([row_pairs, cut.tiles, self.terms / STAGE_TERMS]));
         args.extend(more);
         KernelLaunch {
             entry,
@@ -192,39 +176,24 @@ impl Product {
         }
     }
 
+    fn out_map(&self) -> Arg {
+        map(self.out, [self.rows, self.columns], WAY_ROWS)
+    }
+
     /// The product alone.
     pub fn alone(&self, device: &DeviceShape) -> Option<KernelLaunch> {
-        let cut = self.cut(&TILES, &[self.columns], device)?;
+        let cut = self.cut(&[self.columns], device)?;
         let entry = match self.turned {
             false => sized!(self.math, cut.tile, "matmul", ""),
             true => sized!(self.math, cut.tile, "matmul_grad_input", ""),
         }?;
-        Some(self.launch((entry, cut), &[], (&[self.out], self.columns), []))
+        Some(self.launch(entry, cut, [self.out_map()], []))
     }
 
-    /// And SwiGLU of it, to `a`.
-    pub fn with_swiglu(&self, a: Region, device: &DeviceShape) -> Option<KernelLaunch> {
-        let d_ff = self.columns / 2;
-        let cut = self
-            .gated_cut(d_ff, device)
-            .filter(|_| self.reached(&[a]))?;
-        let entry = gated!(self.math, "matmul", "_swiglu")?;
-        let written = (&[self.out, a][..], self.columns);
-        Some(self.launch((entry, cut), &[], written, []))
-    }
-
-    /// The cut of a gate and another projection, of each of which a tile has half of its columns.
-    fn gated_cut(&self, d_ff: usize, device: &DeviceShape) -> Option<Cut> {
-        let halves = d_ff.is_multiple_of(GATED_TILE / 2) && self.columns == 2 * d_ff;
-        let cut = || self.cut(&[GATED_TILE], &[self.columns], device);
-        halves.then(cut).flatten()
-    }
-
-    /// And the sums of adapters that stand on all of its columns, and SwiGLU of that, to `a`, where there is one.
+    /// And the sums of adapters that stand on all of its columns.
     pub fn with_lora_up(
         &self,
         (op, call): (&LoraUp, &PlacedCall),
-        swiglu: Option<Region>,
         device: &DeviceShape,
     ) -> Option<KernelLaunch> {
         let adapters = &op.adapters;
@@ -235,21 +204,11 @@ impl Product {
         let factor = |tile: usize| map(b, [self.columns, adapters.rank], tile / 2);
         let more = numbers([steps]).into_iter();
         let more = more.chain([Arg::F32(adapters.scale)]);
-        if let Some(a) = swiglu {
-            let d_ff = self.columns / 2;
-            let cut = self.gated_cut(d_ff, device)?;
-            let possible = self.reached(&[a]) && adapters.parts.len() == 2 && ends[0] == d_ff;
-            let entry = gated!(self.math, "matmul", "_lora_up_swiglu").filter(|_| possible)?;
-            let factors = [low, factor(cut.tile)];
-            let written = (&[self.out, a][..], self.columns);
-            return Some(self.launch((entry, cut), &factors, written, more));
-        }
         let parts: Vec<usize> = adapters.parts.iter().map(|part| part.columns).collect();
-        let cut = self.cut(&TILES, &parts, device)?;
+        let cut = self.cut(&parts, device)?;
         let entry = sized!(self.math, cut.tile, "matmul", "_lora_up")?;
-        let factors = [low, factor(cut.tile)];
-        let written = (&[self.out][..], self.columns);
-        Some(self.launch((entry, cut), &factors, written, more.chain(numbers(ends))))
+        let maps = [self.out_map(), low, factor(cut.tile)];
+        Some(self.launch(entry, cut, maps, more.chain(numbers(ends))))
     }
 
     /// Steps of an adapter, where its terms are whole steps, those of all parts fit in a box, and its operands are reached.
@@ -265,12 +224,11 @@ impl Product {
         (op, call): (&LoraDownGradInput, &PlacedCall),
         device: &DeviceShape,
     ) -> Option<KernelLaunch> {
-        let factors = self.lora_down_maps(op, call)?;
-        let cut = self.cut(&TILES, &[self.columns], device)?;
+        let [low, factor] = self.lora_down_maps(op, call)?;
+        let cut = self.cut(&[self.columns], device)?;
         let entry = sized!(self.math, cut.tile, "matmul_grad_input", "_lora_down")?;
-        let written = (&[self.out][..], self.columns);
-        let steps = numbers([op.ranks / STEP_TERMS]);
-        Some(self.launch((entry, cut), &factors, written, steps))
+        let maps = [self.out_map(), low, factor];
+        Some(self.launch(entry, cut, maps, numbers([op.ranks / STEP_TERMS])))
     }
 
     /// The factors of the adapters' part, where their terms are whole steps and fit in a box.
@@ -282,29 +240,6 @@ impl Product {
             map(a, [op.ranks, self.columns], STAGE_TERMS / 2),
         ];
         (whole && self.reached(&[ds, a])).then_some(factors)
-    }
-
-    /// The gradient of the input, the part of adapters in it where there are some, and SwiGLU's gradient of that over
-    /// what `gate_up` holds; SwiGLU's output takes the product's place.
-    pub fn with_swiglu_grad(
-        &self,
-        gate_up: Region,
-        lora: Option<(&LoraDownGradInput, &PlacedCall)>,
-        device: &DeviceShape,
-    ) -> Option<KernelLaunch> {
-        let d_ff = self.columns;
-        let cut = self.cut(&[GATED_TILE], &[d_ff], device);
-        let cut = cut.filter(|_| self.reached(&[gate_up]))?;
-        let held = map(gate_up, [self.rows, 2 * d_ff], BLOCK_ROWS);
-        let written = (&[gate_up, self.out][..], 2 * d_ff);
-        if let Some((op, call)) = lora {
-            let [low, factor] = self.lora_down_maps(op, call)?;
-            let entry = gated!(self.math, "matmul_grad_input", "_lora_down_swiglu_grad")?;
-            let steps = numbers([op.ranks / STEP_TERMS]);
-            return Some(self.launch((entry, cut), &[low, factor, held], written, steps));
-        }
-        let entry = gated!(self.math, "matmul_grad_input", "_swiglu_grad")?;
-        Some(self.launch((entry, cut), &[held], written, []))
     }
 }
 
