@@ -40,7 +40,7 @@ fn index() -> Value {
 }
 
 /// The matrix instructions that make the contract's step, in the widths that kernels use.
-const CONTRACT_STEPS: [&str; 8] = [
+const CONTRACT_STEPS: [&str; 12] = [
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
@@ -49,6 +49,10 @@ const CONTRACT_STEPS: [&str; 8] = [
     "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32",
     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16",
     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16",
+    "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16",
+    "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16",
+    "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16",
+    "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16",
 ];
 
 /// What orders wgmma and computes nothing.
@@ -252,6 +256,7 @@ pub(crate) fn plans() -> Vec<Plan> {
         }
     }
     attention_plans(&mut plans);
+    product_plans(&mut plans);
     mamba_plans(&mut plans);
     plans
 }
@@ -271,6 +276,32 @@ fn attention_plans(plans: &mut Vec<Plan>) {
                 let config = PlanConfig {
                     math,
                     ..PlanConfig::of(batch, seq_len)
+                };
+                plans.push(Plan::build(&model, config).expect("plans"));
+            }
+        }
+    }
+}
+
+/// Models whose products fill a large device with tiles of 256, 192 and 128 columns, whole and with adapters.
+fn product_plans(plans: &mut Vec<Plan>) {
+    for d_model in [1024, 768, 640] {
+        let lora = LoraConfig {
+            rank: 16,
+            alpha: 8.0,
+            targets: Projection::ALL.into(),
+            norms: Norms::Frozen,
+            base: Base::Plain,
+        };
+        let whole = Decoder::new(model([40, d_model, 64]));
+        for model in [
+            whole,
+            Decoder::with_adapters(model([40, d_model, 64]), lora),
+        ] {
+            for math in [Math::Bf16, Math::F16] {
+                let config = PlanConfig {
+                    math,
+                    ..PlanConfig::of(9, 256)
                 };
                 plans.push(Plan::build(&model, config).expect("plans"));
             }
@@ -370,28 +401,11 @@ fn every_launch_has_the_signature_of_its_kernel() {
             }
         }
     }
-    for math in ["f32", "tf32", "bf16", "f16"] {
-        for stem in ["up", "up_grad_input", "up_grad_weight", "down_grad_input"] {
-            for end in ["", "_any"] {
-                let entry = format!("lora_{stem}_{math}{end}");
-                assert!(reached.contains(entry.as_str()), "{entry} was not reached");
-            }
-        }
-    }
-    for math in ["bf16", "f16"] {
-        for stem in ["up", "down_grad_input"] {
-            for terms in [16, 32, 48] {
-                let entry = format!("lora_{stem}_{math}_wide_{terms}");
-                assert!(reached.contains(entry.as_str()), "{entry} was not reached");
-            }
-        }
-        for ranks in [16, 32, 48] {
-            let entry = format!("lora_up_grad_weight_thin_{math}_{ranks}");
-            assert!(reached.contains(entry.as_str()), "{entry} was not reached");
-        }
+    for entry in by_size() {
+        assert!(reached.contains(entry.as_str()), "{entry} was not reached");
     }
     assert!(
-        reached.len() > 240,
+        reached.len() > 252,
         "only {} kernels were reached",
         reached.len()
     );
@@ -403,12 +417,35 @@ fn every_launch_has_the_signature_of_its_kernel() {
         "attention_grads_",
         "attention_turned_",
         "lora_up_swiglu_",
+        "_sm90a_lora_",
     ];
     let kernels = PTX.iter().flat_map(|(_, text)| kernels(text));
     for entry in kernels.filter(|entry| of_neighbours.iter().any(|part| entry.contains(part))) {
         assert!(together.contains(entry), "{entry} was not reached");
     }
-    assert!(together.len() > 46, "only {together:?} were reached");
+    assert!(together.len() > 58, "only {together:?} were reached");
+}
+
+/// Kernels of which the operands' sizes choose one.
+fn by_size() -> Vec<String> {
+    let mut entries = Vec::new();
+    for math in ["f32", "tf32", "bf16", "f16"] {
+        for stem in ["up", "up_grad_input", "up_grad_weight", "down_grad_input"] {
+            entries.extend(["", "_any"].map(|end| format!("lora_{stem}_{math}{end}")));
+        }
+    }
+    for math in ["bf16", "f16"] {
+        for terms in [16, 32, 48] {
+            entries.push(format!("lora_up_{math}_wide_{terms}"));
+            entries.push(format!("lora_down_grad_input_{math}_wide_{terms}"));
+            entries.push(format!("lora_up_grad_weight_thin_{math}_{terms}"));
+        }
+        for tile in [128, 192, 256] {
+            entries.push(format!("matmul_{math}_sm90a_{tile}"));
+            entries.push(format!("matmul_grad_input_{math}_sm90a_{tile}"));
+        }
+    }
+    entries
 }
 
 /// The kernel is one for the storage of the op's precision. Those that only clear or fold sums serve all, and products

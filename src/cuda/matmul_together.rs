@@ -5,7 +5,6 @@
 
 use super::call::{CallLaunches, DeviceShape};
 use super::issue::launches;
-use super::lora_together;
 use super::matmul_warpgroup::Product;
 use super::together::{Group, independent};
 use crate::layout::PlacedCall;
@@ -18,7 +17,7 @@ fn adds_to(product: &PlacedCall, call: &PlacedCall) -> bool {
 }
 
 /// A product and the sums of its adapters. Where a forward pass is repeated, the adapters' lower product stands between them; then
-/// it is launched before both. Sums that SwiGLU follows in a launch of their own are left to that.
+/// it is launched before both.
 pub(super) fn forward(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group> {
     let (first, rest) = calls.split_first()?;
     let Op::Matmul(op) = &first.call.op else {
@@ -37,7 +36,7 @@ pub(super) fn forward(calls: &[PlacedCall], device: &DeviceShape) -> Option<Grou
     let Op::LoraUp(op) = &up.call.op else {
         return None;
     };
-    if !adds_to(first, up) || lora_together::gated(behind, device).is_some() {
+    if !adds_to(first, up) {
         return None;
     }
     let launch = product.with_lora_up((op, up), device)?;

@@ -21,8 +21,9 @@ const FILLING_OUTPUTS: f64 = (132 * 128 * 128) as f64;
 const ATTENTION_SHARE: f64 = 0.4;
 /// Operations a second of scans and convolutions, which take elementary functions.
 const ELEMENTARY: f64 = 5e12;
-/// The share of the bandwidth that sums of adapters reach.
-const ADAPTER_SHARE: f64 = 0.55;
+/// The shares of the bandwidth that adapters' lower products and their sums reach.
+const LOWER_SHARE: f64 = 0.45;
+const UPPER_SHARE: f64 = 0.78;
 
 /// Estimated seconds of a call of an op: the longer of its bytes over a bandwidth and its operations over a rate.
 pub fn seconds(op: &Op) -> f64 {
@@ -38,7 +39,8 @@ pub fn seconds(op: &Op) -> f64 {
         Op::MatmulGradInput(op) => (filled(op.rows * op.n_in), BYTES_PER_SECOND),
         Op::Attention(_) => (products * ATTENTION_SHARE, BYTES_PER_SECOND),
         Op::Scan(_) | Op::Conv1d(_) => (ELEMENTARY, BYTES_PER_SECOND),
-        Op::LoraDown(_) | Op::LoraUp(_) => (products, BYTES_PER_SECOND * ADAPTER_SHARE),
+        Op::LoraDown(_) => (products, BYTES_PER_SECOND * LOWER_SHARE),
+        Op::LoraUp(_) => (products, BYTES_PER_SECOND * UPPER_SHARE),
         _ => (products, BYTES_PER_SECOND),
     };
     let (bytes, flops) = (rule.bytes() as f64, rule.flops() as f64);
