@@ -122,10 +122,11 @@ def compared(folder, window, limit):
             print(f"{what}, limit {limit:.3%}: {', '.join(words)}")
         if not harmless:
             continue
-        least, most = (choice(found[name][i] for name in harmless) for choice in (min, max))
-        print(f"{what}, runs in f32 that differ harmlessly: largest {least:.3%} to {most:.3%}, {'within' if most <= limit else 'beyond'} {limit:.3%}")
+        most = max(found[name][i] for name in harmless)
+        each = (f"{found[name][i]:.3%} ({name.removeprefix(REFERENCE).strip()})" for name in harmless)
+        print(f"{what}, runs in f32 that differ harmlessly: largest {', '.join(each)}, {'within' if most <= limit else 'beyond'} {limit:.3%}")
         for name in precisions:
-            beside = "no more than two runs in f32" if found[name][i] <= most else "more than any two runs in f32"
+            beside = "no more than the widest of these" if found[name][i] <= most else "more than any of these"
             print(f"{what}: {name} deviates by {beside} ({found[name][i] / most if most else math.inf:.2f} times)")
     return all(found[name][0] <= limit for name in precisions)
 

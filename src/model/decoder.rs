@@ -305,6 +305,10 @@ impl Model for Decoder {
     }
 
     fn derived(&self, seq_len: usize) -> Vec<Derived> {
+        // Forward refuses such a head, whose table may be larger than the memory.
+        if self.config.head_dim > MAX_HEAD_DIM {
+            return Vec::new();
+        }
         let half = self.config.head_dim / 2;
         vec![Derived {
             name: ROPE_TABLE,

@@ -202,9 +202,9 @@ fn loss_curves_hold_precisions_against_the_limit_and_beside_runs_that_differ_har
     for line in [
         "single steps, limit 1.000%: tf32 within, bf16 beyond, f16 within",
         "means of 20 steps, limit 1.000%: tf32 within, bf16 within, f16 within",
-        "single steps, runs in f32 that differ harmlessly: largest 0.000% to 3.000%, beyond 1.000%",
-        "single steps: bf16 deviates by no more than two runs in f32 (0.67 times)",
-        "means of 20 steps: f16 deviates by more than any two runs in f32 (3.33 times)",
+        "single steps, runs in f32 that differ harmlessly: largest 3.000% (a.b=1), 0.000% (a.b=2), beyond 1.000%",
+        "single steps: bf16 deviates by no more than the widest of these (0.67 times)",
+        "means of 20 steps: f16 deviates by more than any of these (3.33 times)",
     ] {
         assert!(said.contains(line), "{line}: {said}");
     }
