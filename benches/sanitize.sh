@@ -14,6 +14,7 @@ bitstep=${1:-target/release/bitstep}
 golden=${2:-golden/llama-tiny.golden}
 sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer}
 gemm=${GEMM:-own}
+tools=${TOOLS:-memcheck racecheck initcheck synccheck}
 # A code that neither the program nor the sanitizer uses for anything else.
 found_code=99
 log=$(mktemp) || exit 2
@@ -33,7 +34,7 @@ clean_summary() {
     esac
 }
 
-for tool in memcheck racecheck initcheck synccheck; do
+for tool in $tools; do
     report=
     [ "$tool" != racecheck ] || report="--racecheck-report all"
     # The report's words are options of their own.

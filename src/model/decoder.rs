@@ -305,6 +305,10 @@ impl Model for Decoder {
     }
 
     fn derived(&self, seq_len: usize) -> Vec<Derived> {
+        // Forward refuses such a head, whose table may be larger than the memory.
+        if self.config.head_dim > MAX_HEAD_DIM {
+            return Vec::new();
+        }
         let half = self.config.head_dim / 2;
         vec![Derived {
             name: ROPE_TABLE,
@@ -376,11 +380,12 @@ impl Model for Decoder {
 ///
 /// As transformers does it, the frequency and the angle are rounded to f32 before cosine and sine.
 pub fn rope_table(seq_len: usize, head_dim: usize, theta: f64) -> Vec<f32> {
+    let frequencies: Vec<f32> = (0..head_dim / 2)
+        .map(|i| (1.0 / libm::pow(theta, (2 * i) as f64 / head_dim as f64)) as f32)
+        .collect();
     let mut table = Vec::with_capacity(seq_len * head_dim);
     for position in 0..seq_len {
-        for i in 0..head_dim / 2 {
-            let exponent = (2 * i) as f64 / head_dim as f64;
-            let frequency = (1.0 / libm::pow(theta, exponent)) as f32;
+        for frequency in &frequencies {
             let (sin, cos) = num::sin_cos(position as f32 * frequency);
             table.extend([cos, sin]);
         }

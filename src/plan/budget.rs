@@ -216,6 +216,8 @@ fn order_of(layers: &[Vec<LayerOption>]) -> Vec<Step> {
 
 /// Rows of the smallest chunks that a head is cut into for a budget.
 const LEAST_ROWS: usize = 512;
+/// The most chunks: a plan of more calls takes minutes.
+const MOST_CHUNKS: usize = 4096;
 
 /// The steps of a head whose weight is not trained, of whose chunks no bit depends: the most logits at once after each,
 /// half as many as before it.
@@ -229,7 +231,10 @@ fn halvings(kept: &Built) -> (Vec<usize>, Vec<Step>) {
     let mut rows = plan.slots.spec(*logits).shape.elements() / vocab_size.max(1);
     let mut price = 0.0_f64;
     while rows >= 2 * LEAST_ROWS {
-        let times = plan.inputs.rows().div_ceil(rows) as f64;
+        let times = plan.inputs.rows().div_ceil(rows);
+        if 2 * times > MOST_CHUNKS {
+            break;
+        }
         let seconds = |rows| {
             let (n_in, n_out) = (head.d_model, vocab_size);
             let ops = [
@@ -252,7 +257,7 @@ fn halvings(kept: &Built) -> (Vec<usize>, Vec<Step>) {
         let half = rows / 2;
         let bytes = (rows - half) * vocab_size * math.storage().size();
         let more = (2.0 * seconds(half) - seconds(rows)).max(0.0);
-        price = price.max(times * more / bytes as f64);
+        price = price.max(times as f64 * more / bytes as f64);
         steps.push(Step {
             place: Place::Head,
             price,

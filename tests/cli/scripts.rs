@@ -6,12 +6,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs `benches/sanitize.sh` with a sanitizer whose tools print and return what `says` gives for each.
-fn sanitize(says: impl Fn(&str) -> (&'static str, i32)) -> (i32, String) {
+/// Runs `benches/sanitize.sh` with a sanitizer whose tools print and return what `says` gives for each; all of them
+/// where `tools` is empty.
+fn sanitize_by(tools: &str, says: impl Fn(&str) -> (&'static str, i32)) -> (i32, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let fake = folder.path().join("sanitizer");
-    let tools = ["memcheck", "racecheck", "initcheck", "synccheck"];
-    let cases = tools.map(|tool| {
+    let all = ["memcheck", "racecheck", "initcheck", "synccheck"];
+    let cases = all.map(|tool| {
         let (text, code) = says(tool);
         format!("{tool}) printf '{text}\\n'; exit {code} ;;\n")
     });
@@ -22,10 +23,15 @@ fn sanitize(says: impl Fn(&str) -> (&'static str, i32)) -> (i32, String) {
     let output = Command::new("sh")
         .arg(root.join("benches/sanitize.sh"))
         .env("COMPUTE_SANITIZER", &fake)
+        .env("TOOLS", tools)
         .output()
         .expect("a shell");
     let out = String::from_utf8(output.stdout).expect("text");
     (output.status.code().expect("ends by itself"), out)
+}
+
+fn sanitize(says: impl Fn(&str) -> (&'static str, i32)) -> (i32, String) {
+    sanitize_by("", says)
 }
 
 const CLEAN: &str = "a.golden: identical\\n===== ERROR SUMMARY: 0 errors";
@@ -47,6 +53,19 @@ fn four_clean_tools_are_clean_and_all_summaries_are_printed() {
     let (code, out) = sanitize(clean);
     assert_eq!(code, 0, "{out}");
     assert_eq!(out.matches("SUMMARY").count(), 4, "{out}");
+}
+
+#[test]
+fn only_the_tools_that_are_named_run() {
+    let finds = |tool: &str| match tool {
+        "racecheck" => ("===== RACECHECK SUMMARY: 1 hazard displayed", 99),
+        _ => clean(tool),
+    };
+    let (code, out) = sanitize_by("memcheck synccheck", finds);
+    assert_eq!((code, out.matches("SUMMARY").count()), (0, 2), "{out}");
+    assert_eq!(sanitize_by("synccheck racecheck", finds).0, 1);
+    // What is no tool gives no clean result.
+    assert_eq!(sanitize_by("nothing", finds).0, 2);
 }
 
 #[test]
@@ -140,6 +159,62 @@ fn processes_of_no_number_are_an_error_of_the_arguments() {
     for count in ["0", "many", ""] {
         assert_eq!(processes(IDENTICAL, count).0, 2, "{count}");
     }
+}
+
+/// Runs `benches/loss_curves.py` with a program whose runs have 40 steps and in each the loss that the shell makes of
+/// its number `$i` and the run's name `$name`, in thousandths; its exit code and what it printed. `None` without Python.
+fn loss_curves(loss: &str, arguments: &[&str]) -> Option<(i32, String)> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("program");
+    let line = r#"{"step":%d,"loss":%d,"applied":true}\n"#;
+    let script = format!(
+        "#!/bin/sh\nname=${{4##*/}}; mkdir \"$4\"; i=0\nwhile [ $i -lt 40 ]; do {loss}\n\
+         printf '{line}' $i $loss; i=$((i + 1)); done > \"$4/metrics.jsonl\"\n"
+    );
+    fs::write(&program, script).expect("writes");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("allows");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new("python3")
+        .arg(root.join("benches/loss_curves.py"))
+        .arg(folder.path().join("runs"))
+        .arg("--train")
+        .arg(&program)
+        .args(arguments)
+        .output();
+    let Ok(output) = output else {
+        eprintln!("skipped: no python3");
+        return None;
+    };
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8(said).expect("text");
+    Some((output.status.code().expect("ends by itself"), said))
+}
+
+#[test]
+fn loss_curves_hold_precisions_against_the_limit_and_beside_runs_that_differ_harmlessly() {
+    // bf16 is 2 % off at one step, f16 half a percent at all, a run in f32 3 % at one step.
+    let loss = "loss=1000; case $name$i in bf167) loss=1020 ;; f16*) loss=1005 ;; 'f32 a.b=1'9) loss=970 ;; esac";
+    let harmless = ["--harmless", "a.b=1", "a.b=2"];
+    let Some((code, said)) = loss_curves(loss, &harmless) else {
+        return;
+    };
+    assert_eq!(code, 1, "a harmless run as far off excuses nothing: {said}");
+    for line in [
+        "single steps, limit 1.000%: tf32 within, bf16 beyond, f16 within",
+        "means of 20 steps, limit 1.000%: tf32 within, bf16 within, f16 within",
+        "single steps, runs in f32 that differ harmlessly: largest 3.000% (a.b=1), 0.000% (a.b=2), beyond 1.000%",
+        "single steps: bf16 deviates by no more than the widest of these (0.67 times)",
+        "means of 20 steps: f16 deviates by more than any of these (3.33 times)",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let all_within = "loss=1000; case $name$i in *7) loss=1009 ;; esac";
+    let (code, said) = loss_curves(all_within, &[]).expect("as before");
+    assert_eq!(code, 0, "{said}");
+    assert!(!said.contains("harmless"), "{said}");
+    let (code, said) = loss_curves("loss=1000; [ $i != 9 ] || exit 3", &[]).expect("as before");
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("f32: exit code 3"), "{said}");
 }
 
 /// Runs a script of `tests/` with the built program; its exit code and what it said.

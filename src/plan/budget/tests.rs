@@ -189,3 +189,18 @@ fn the_steps_of_a_layer_keep_less_and_less_at_a_dearer_and_dearer_byte() {
         }
     }
 }
+
+#[test]
+fn a_head_of_many_rows_is_cut_into_no_more_chunks_than_can_be_planned() {
+    let chunks = |batch| {
+        let config = PlanConfig::of(batch, 64);
+        let kept = build::plan(&adapted(), config, None, Chosen::Layers(None)).unwrap();
+        let vocab_size = kept.frozen_head.expect("a frozen head").vocab_size;
+        let (chunks, steps) = halvings(&kept);
+        assert_eq!(chunks.len(), steps.len());
+        let least = chunks.last().expect("a chunk") / vocab_size;
+        (least, (batch * 64).div_ceil(least))
+    };
+    assert_eq!(chunks(1 << 6), (512, 8));
+    assert_eq!(chunks(1 << 18), (4096, 4096));
+}
