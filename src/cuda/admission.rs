@@ -8,7 +8,7 @@ use super::gemm::Algorithm;
 use super::graph::{self, Expected, GraphProducts};
 use super::graph_edges::Issued;
 use super::issue::launches;
-use super::lanes::Lane;
+use super::lanes::{Lane, lane_of};
 use super::products::{LibraryProduct, Products, Provider, library_product};
 use crate::error::DeviceError;
 use crate::layout::{PlacedCall, Region};
@@ -51,7 +51,7 @@ impl CudaBackend {
             self.run(arena, own.clone(), Lane::Main)
         })?;
         let mut best = (timed, Provider::Own);
-        let candidates = lt.candidates(&product.shape)?;
+        let candidates = lt.candidates(&product.shape, lane_of(&call.call.op).library_bytes())?;
         for algorithm in self.order_kept(arena, call, &product, candidates)? {
             restore()?;
             if !self.gives(arena, call, algorithm, &expected)? {

@@ -6,7 +6,7 @@ use super::arena::{CudaArena, Pinned};
 use super::call::CallLaunches;
 use super::device::Device;
 use super::digest::{self, DigestPlan};
-use super::gemm::{Lt, LtOperands, WORKSPACE_BYTES};
+use super::gemm::{Lt, LtOperands};
 use super::graph::{self, CudaGraph, Expected, GraphProducts};
 use super::graph_edges::{Issued, nodes_so_far};
 use super::identity::Identity;
@@ -80,19 +80,20 @@ impl CudaBackend {
     /// runs there before capture, and for digests; the side lane's, for the calls that a graph launches there.
     fn workspaces(&self, layout: &Layout, calls: &[PlacedCall]) -> [[usize; 3]; LANES] {
         let groups = self.groups(calls).into_iter().flatten();
-        let main = self.workspace(calls.iter(), groups);
+        let main = self.workspace(Lane::Main, calls.iter(), groups);
         let beside = calls.iter().filter(|c| lane_of(&c.call.op) == Lane::Side);
         let [counters, partials, library] = main;
         let digests = digest::workspace_bytes(layout.regions());
         let waiting = late::room_bytes(calls);
         let partials = late::shared_bytes(partials) + waiting;
         let main = [counters, partials.max(digests), library];
-        [main, self.workspace(beside, std::iter::empty())]
+        [main, self.workspace(Lane::Side, beside, std::iter::empty())]
     }
 
-    /// The same for these calls and groups of calls one after another.
+    /// The same of a lane for these calls and groups of calls one after another.
     fn workspace<'c>(
         &self,
+        lane: Lane,
         calls: impl Iterator<Item = &'c PlacedCall> + Clone,
         groups: impl Iterator<Item = Group>,
     ) -> [usize; 3] {
@@ -111,7 +112,7 @@ impl CudaBackend {
         let pieces = products.filter(|p| p.d.is_none());
         let pieces = pieces.map(|p| p.shape.batch * p.shape.strides[2] * 4).max();
         let library = match self.products.lt.is_some() && calls.count() > 0 {
-            true => WORKSPACE_BYTES,
+            true => lane.library_bytes(),
             false => 0,
         };
         [counters, partials.max(pieces.unwrap_or(0)), library]
@@ -183,7 +184,8 @@ impl CudaBackend {
     /// for what.
     fn issue_all(&self, arena: &CudaArena, calls: &[PlacedCall]) -> Result<Issued, DeviceError> {
         let groups = self.groups(calls);
-        let [_, shared, _] = self.workspace(calls.iter(), groups.iter().flatten().cloned());
+        let planned = groups.iter().flatten().cloned();
+        let [_, shared, _] = self.workspace(Lane::Main, calls.iter(), planned);
         let room = late::room_behind(arena.partials(Lane::Main), shared);
         let mut late = Late::of(calls, &self.device.shape(), room);
         let mut issued = Issued::default();

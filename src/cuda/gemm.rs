@@ -15,9 +15,6 @@ use super::exclusive;
 use crate::error::DeviceError;
 use crate::shape::{DType, Math};
 
-/// Bytes of workspace that candidates may use.
-pub const WORKSPACE_BYTES: usize = 32 << 20;
-
 /// Candidates asked for at most; each costs a few runs and a digest before the first replay.
 const MOST_CANDIDATES: usize = 12;
 
@@ -129,14 +126,19 @@ impl Lt {
         }))
     }
 
-    /// Algorithms without split-K that the library offers for a shape, the one it thinks best first.
+    /// Algorithms without split-K and with a workspace of at most `workspace_bytes` that the library offers for a shape, the
+    /// one it thinks best first.
     ///
     /// # Errors
     /// What the library says, except that it offers none: that is an empty list.
-    pub fn candidates(&self, shape: &LtShape) -> Result<Vec<Algorithm>, DeviceError> {
+    pub fn candidates(
+        &self,
+        shape: &LtShape,
+        workspace_bytes: usize,
+    ) -> Result<Vec<Algorithm>, DeviceError> {
         self.device.bind()?;
         let product = Descriptors::new(&self.device, shape, 0)?;
-        let preference = Preference::new(&self.device, shape.alignment)?;
+        let preference = Preference::new(&self.device, shape.alignment, workspace_bytes)?;
         // SAFETY: an array of plain results; the library fills the first `found`.
         let mut results: [lt::cublasLtMatmulHeuristicResult_t; MOST_CANDIDATES] =
             unsafe { std::mem::zeroed() };
@@ -167,7 +169,7 @@ impl Lt {
         check(&self.device, "cublasLtMatmulAlgoGetHeuristic", status)?;
         let usable = |r: &&lt::cublasLtMatmulHeuristicResult_t| {
             r.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
-                && r.workspaceSize <= WORKSPACE_BYTES
+                && r.workspaceSize <= workspace_bytes
         };
         let algorithms = results[..found as usize].iter().filter(usable);
         let algorithms = algorithms.map(|r| Algorithm {
@@ -195,7 +197,7 @@ impl Lt {
         let address = |a: sys::CUdeviceptr| a as *const c_void;
         // SAFETY: the operands are addresses inside the arena with the shapes the descriptors give,
         // checked when the call was planned; descriptors live until after the call; the workspace has
-        // WORKSPACE_BYTES; host scalars are read before the call returns.
+        // as many bytes as were allowed when the algorithm was asked for; host scalars are read before the call returns.
         let status = unsafe {
             lt::cublasLtMatmul(
                 self.handle,
@@ -447,7 +449,7 @@ impl Drop for Descriptors {
 struct Preference(lt::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new(device: &Device, alignment: u32) -> Result<Self, DeviceError> {
+    fn new(device: &Device, alignment: u32, workspace_bytes: usize) -> Result<Self, DeviceError> {
         use lt::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let mut made = std::ptr::null_mut();
         // SAFETY: the preference outlives the call; `Drop` destroys it.
@@ -457,7 +459,7 @@ impl Preference {
         let scheme = Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
         made.set(device, scheme, &0u32)?;
         let most = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        made.set(device, most, &(WORKSPACE_BYTES as u64))?;
+        made.set(device, most, &(workspace_bytes as u64))?;
         if alignment < ALIGNMENT {
             for operand in [
                 Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,

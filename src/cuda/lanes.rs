@@ -22,6 +22,16 @@ pub enum Lane {
     Side,
 }
 
+impl Lane {
+    /// Bytes of workspace that the library's algorithms may use in this lane. Weight gradients are as fast without much of it.
+    pub fn library_bytes(self) -> usize {
+        match self {
+            Lane::Main => 32 << 20,
+            Lane::Side => 4 << 20,
+        }
+    }
+}
+
 /// How many lanes there are.
 pub const LANES: usize = 2;
 
