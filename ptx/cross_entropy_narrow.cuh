@@ -447,8 +447,8 @@ struct Due {
 };
 
 // Rows aligned to 16 bytes, of a multiple of 8 elements and at most MOST_TILES tiles. The first `kept` elements of a
-// row stand in dynamic shared memory: all of them, or whole tiles, behind which there are at most TAIL more. Any grid
-// works.
+// row stand in dynamic shared memory: all of them or, with a TAIL, one or more whole tiles, behind which there are at
+// most TAIL more. Any grid works.
 template <unsigned TAIL, bool SCALED, typename H>
 __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
 {
@@ -469,50 +469,72 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
         const float weight = comes ? c.weights[r] : 0.0f;
         Reference reference;
         float max = MINUS_INFINITY;
-        for (unsigned s = 0; s < tiles + AHEAD; s++) {
+        const auto take_kept = [&](unsigned tile) {
+            const unsigned first = tile * TILE;
+            const float top = TAIL > 0 || kept - first >= TILE
+                                  ? take_kept_tile<true>(cache + first, TILE, tile, reference, shared)
+                                  : take_kept_tile<false>(cache + first, kept - first, tile, reference, shared);
+            max = greater_or_nan(max, top);
+        };
+        // The tail's tiles are read into the cache ahead of the registers, so that memory has as much to do for each tile of
+        // a row; behind the row's end follow the first tiles of the block's next row.
+        const auto prefetch_tile = [&](unsigned tile) {
+            const unsigned row = tile < all ? r : r + gridDim.x, at = (tile < all ? tile : tile - all) * TILE + 64 * t;
+            if (t < TILE / 64 && row < c.rows && at < vocab) {
+                prefetch(c.logits + (size_t)row * vocab + at);
+            }
+        };
+        // The gradient of a tail's tile leaves, and the next row's tile takes its registers.
+        const auto exchange_tail = [&](unsigned k) {
+            const unsigned start = (tiles + k) * TILE;
+            if (due.any && tiles + k < all) {
+                tail.leave(k, due.row, start, vocab, shared.factors[tiles + k], due.plain);
+            }
+            if (comes) {
+                tail.load(k, next, start, vocab);
+            }
+        };
+        for (unsigned tile = tiles; TAIL > 0 && comes && tile < tiles + AHEAD; tile++) {
+            prefetch_tile(tile);
+        }
+        // Before a long row's last kept tile is taken, its tail begins to come.
+        const unsigned end = tiles + AHEAD - (TAIL > 0 ? 1 : 0);
+        for (unsigned s = 0; s < end; s++) {
             const unsigned start = s * TILE;
             if (s < tiles) {
                 exchange_tile<H>(cache + start, due.row + start, due.any, next + start, comes, kept - start,
                                  due.any ? shared.factors[s] : 0.0f, due.plain);
             }
             copy_async_commit();
-            if (TAIL > 0 && s + 1 == AHEAD) {
-#pragma unroll
-                for (unsigned k = 0; k < TAIL; k++) {
-                    if (due.any && tiles + k < all) {
-                        tail.leave(k, due.row, (tiles + k) * TILE, vocab, shared.factors[tiles + k], due.plain);
-                    }
-                }
-                for (unsigned at = kept + 64 * t; comes && at < vocab; at += 64 * THREADS) {
-                    prefetch(next + at);
-                }
-            }
             if (comes && s >= AHEAD) {
                 copy_async_wait<AHEAD>();
-                const unsigned tile = s - AHEAD, first = tile * TILE;
-                const float top = kept - first >= TILE
-                                      ? take_kept_tile<true>(cache + first, TILE, tile, reference, shared)
-                                      : take_kept_tile<false>(cache + first, kept - first, tile, reference, shared);
-                max = greater_or_nan(max, top);
+                take_kept(s - AHEAD);
             }
         }
-        due.correct(kept);
-        if (!comes) {
-            return;
-        }
         if (TAIL > 0) {
-            tail.load(0, next, kept, vocab);
+            exchange_tail(0);
+            if (comes) {
+                copy_async_wait<0>();
+                take_kept(tiles - 1);
+            }
         }
 #pragma unroll
         for (unsigned k = 0; k < TAIL; k++) {
             const unsigned tile = tiles + k;
             if (tile < all) {
                 if (k + 1 < TAIL) {
-                    tail.load(k + 1, next, (tile + 1) * TILE, vocab);
+                    exchange_tail(k + 1);
                 }
-                max = greater_or_nan(max, take_top(tail.top(k), tile, reference, shared));
-                tail.take(k, reference, tile == 0, shared);
+                if (comes) {
+                    prefetch_tile(tile + AHEAD);
+                    max = greater_or_nan(max, take_top(tail.top(k), tile, reference, shared));
+                    tail.take(k, reference, tile == 0, shared);
+                }
             }
+        }
+        due.correct(kept);
+        if (!comes) {
+            return;
         }
         __syncthreads();
         const float sum = contract::fold_shared(shared.lanes);

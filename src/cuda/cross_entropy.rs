@@ -129,7 +129,7 @@ impl LongRows {
         };
         let bytes = kept * size_of::<u16>();
         let of_block = bytes + NARROW_STATIC_BYTES + RESERVED_BYTES;
-        let fits = op.vocab_size - kept <= NARROW_TAIL_TILES * LOGIT_TILE;
+        let fits = kept > 0 && op.vocab_size - kept <= NARROW_TAIL_TILES * LOGIT_TILE;
         fits.then_some(LongRows {
             entry: match whole {
                 true => entry!(op.math, "cross_entropy", ""),
