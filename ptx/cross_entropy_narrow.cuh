@@ -15,13 +15,13 @@ namespace cross_entropy {
 
 // Logits that share a reference; the contract's.
 constexpr unsigned TILE = 8192;
-// Threads of a block of `block_rows`. Each serves one lane in a part of a tile's rows of 256 logits.
+// Threads of a block of `block_rows`. It takes a tile of shared memory a round, or two where there are registers for it:
+// each thread serves one lane in half of the tile, or in one of both.
 constexpr unsigned THREADS = 512;
 constexpr unsigned PARTS = THREADS / LANES;
-constexpr unsigned ROWS = TILE / THREADS;
 // Octets of a thread in a tile.
 constexpr unsigned OCTETS = TILE / 8 / THREADS;
-// Tiles of the next row that are under way while one is worked on.
+// Tiles of the next row that are under way while a round is worked on.
 constexpr unsigned AHEAD = 2;
 // Tiles of the longest row of `block_rows`.
 constexpr unsigned MOST_TILES = 32;
@@ -118,14 +118,24 @@ __device__ __forceinline__ float warp_top(float top)
     return __int_as_float(ordered(__reduce_max_sync(contract::WHOLE_WARP, ordered(__float_as_int(top)))));
 }
 template <unsigned WARPS>
-__device__ __forceinline__ float block_top(float top, int* warps)
+__device__ __forceinline__ void put_top(float top, int* warps)
 {
     const int key = __reduce_max_sync(contract::WHOLE_WARP, ordered(__float_as_int(top)));
     if (threadIdx.x % 32 == 0) {
         warps[threadIdx.x / 32] = key;
     }
-    __syncthreads();
+}
+template <unsigned WARPS>
+__device__ __forceinline__ float got_top(const int* warps)
+{
     return __int_as_float(ordered(__reduce_max_sync(contract::WHOLE_WARP, warps[threadIdx.x % WARPS])));
+}
+template <unsigned WARPS>
+__device__ __forceinline__ float block_top(float top, int* warps)
+{
+    put_top<WARPS>(top, warps);
+    __syncthreads();
+    return got_top<WARPS>(warps);
 }
 
 // 16 bytes from global to shared memory, both addresses a multiple of 16.
@@ -194,39 +204,88 @@ struct Shared {
     float references[MOST_TILES];
     // What each tile of the leaving row is multiplied by.
     float factors[MOST_TILES];
-    int warps[THREADS / 32];
+    int warps[PARTS][THREADS / 32];
 };
 
-// The place of this thread's first logit in a tile; the others stand LANES apart.
-__device__ __forceinline__ unsigned first_place() { return threadIdx.x / LANES * ROWS * LANES + threadIdx.x % LANES; }
 // `count` less `at`, and zero where that would be negative.
 __device__ __forceinline__ unsigned left_of(unsigned count, unsigned at) { return at < count ? count - at : 0; }
 
-// Takes the next tile's greatest logit. `top` is that of this thread's octets or words, and of the block at the end;
-// one barrier.
-__device__ __forceinline__ float take_top(float top, unsigned tile, Reference& reference, Shared& shared)
+// Takes the next tile's greatest logit, a NaN if one is.
+__device__ __forceinline__ void take_top(float top, unsigned tile, Reference& reference, Shared& shared)
 {
-    top = block_top<THREADS / 32>(top, shared.warps);
     reference.take(top);
     if (threadIdx.x == 0) {
         shared.references[tile] = reference.at;
     }
-    return top;
 }
 
-// Adds this thread's weights of a tile to its lane's sum; one barrier. Behind the row's end stand weights of +0.0, which
-// change no sum that began at +0.0.
-__device__ __forceinline__ void add_weights(const float (&w)[ROWS], bool first, const Reference& reference, Shared& shared)
+// A round's TILES tiles in shared memory, of `count` logits in all, become weights, rounded. It gives their greatest logit,
+// a NaN if one is. Behind the row's end stand weights of +0.0, which change no sum that began at +0.0.
+template <unsigned TILES, bool WHOLE, typename H>
+__device__ __forceinline__ float take_round(H* logits, unsigned count, unsigned tile, Reference& reference,
+                                            Shared& shared)
 {
-    const unsigned lane = threadIdx.x % LANES, part = threadIdx.x / LANES;
+    constexpr unsigned ROWS = TILES * TILE / THREADS;
+    const unsigned part = threadIdx.x / LANES, lane = threadIdx.x % LANES, own_tile = part * TILES / PARTS;
+    H* const own = logits + 8 * threadIdx.x;
+    const unsigned behind = left_of(count, 8 * threadIdx.x);
 #pragma unroll
-    for (unsigned p = 0; p < PARTS; p++) {
-        if (p > 0) {
+    for (unsigned k = 0; k < TILES; k++) {
+        Top<H> top;
+#pragma unroll
+        for (unsigned i = 0; i < OCTETS; i++) {
+            const unsigned at = k * TILE + 8 * i * THREADS;
+            if (WHOLE || at < behind) {
+                // A thread reads here only what it copied itself.
+                top.take(octet_at(own + at));
+            }
+        }
+        put_top<THREADS / 32>(top.value(), shared.warps[k]);
+    }
+    __syncthreads();
+    float tops = MINUS_INFINITY;
+    Reference mine;
+#pragma unroll
+    for (unsigned k = 0; k < TILES; k++) {
+        if (WHOLE || k * TILE < count) {
+            const float top = got_top<THREADS / 32>(shared.warps[k]);
+            take_top(top, tile + k, reference, shared);
+            tops = greater_or_nan(tops, top);
+        }
+        if (k == 0 || own_tile == k) {
+            mine = reference;
+        }
+    }
+    const unsigned first = part * ROWS * LANES;
+    H* const in = logits + first + lane;
+    const unsigned left = left_of(count, first + lane);
+    const bool present = WHOLE || first < count;
+    float w[ROWS] = {};
+    if (present) {
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) {
+            w[i] = weight_of(WHOLE || i * LANES < left ? narrow::widen(in[i * LANES]) : MINUS_INFINITY, mine.at);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i += 2) {
+            const unsigned word = narrow::round2(lifted(w[i], H()), lifted(w[i + 1], H()), H());
+            if (WHOLE || i * LANES < left) {
+                in[i * LANES] = H{(unsigned short)word};
+            }
+            if (WHOLE || (i + 1) * LANES < left) {
+                in[(i + 1) * LANES] = H{(unsigned short)(word >> 16)};
+            }
+        }
+    }
+#pragma unroll
+    for (unsigned k = 0; k < PARTS; k++) {
+        if (k > 0) {
             __syncthreads();
         }
-        if (part == p) {
-            float sum = first && p == 0 ? 0.0f : shared.lanes[lane];
-            sum = p == 0 ? reference.moved(sum) : sum;
+        if (part == k && present) {
+            float sum = tile + k == 0 ? 0.0f : shared.lanes[lane];
+            // The first of a tile's parts moves the lane's sum.
+            sum = k == 0 || TILES == PARTS ? mine.moved(sum) : sum;
 #pragma unroll
             for (unsigned i = 0; i < ROWS; i++) {
                 sum = __fadd_rn(sum, w[i]);
@@ -234,43 +293,7 @@ __device__ __forceinline__ void add_weights(const float (&w)[ROWS], bool first, 
             shared.lanes[lane] = sum;
         }
     }
-}
-
-// A tile of `count` logits in shared memory becomes weights, rounded. It gives its greatest logit, a NaN if one is.
-template <bool WHOLE, typename H>
-__device__ __forceinline__ float take_kept_tile(H* logits, unsigned count, unsigned tile, Reference& reference,
-                                                Shared& shared)
-{
-    Top<H> top;
-    H* const own = logits + 8 * threadIdx.x;
-    const unsigned behind = left_of(count, 8 * threadIdx.x);
-#pragma unroll
-    for (unsigned i = 0; i < OCTETS; i++) {
-        if (WHOLE || 8 * i * THREADS < behind) {
-            // A thread reads here only what it copied itself.
-            top.take(octet_at(own + 8 * i * THREADS));
-        }
-    }
-    const float tile_top = take_top(top.value(), tile, reference, shared);
-    H* const in = logits + first_place();
-    const unsigned left = left_of(count, first_place());
-    float w[ROWS];
-#pragma unroll
-    for (unsigned i = 0; i < ROWS; i++) {
-        w[i] = weight_of(WHOLE || i * LANES < left ? narrow::widen(in[i * LANES]) : MINUS_INFINITY, reference.at);
-    }
-#pragma unroll
-    for (unsigned i = 0; i < ROWS; i += 2) {
-        const unsigned word = narrow::round2(lifted(w[i], H()), lifted(w[i + 1], H()), H());
-        if (WHOLE || i * LANES < left) {
-            in[i * LANES] = H{(unsigned short)word};
-        }
-        if (WHOLE || (i + 1) * LANES < left) {
-            in[(i + 1) * LANES] = H{(unsigned short)(word >> 16)};
-        }
-    }
-    add_weights(w, tile == 0, reference, shared);
-    return tile_top;
+    return tops;
 }
 
 // The gradient of a tile of weights leaves to `due` if `leaves`, and the next row's tile comes into its place from `next` if
@@ -344,15 +367,15 @@ __device__ __forceinline__ void prefetch(const H* p)
 #endif
 }
 
-// The part of a row behind what shared memory keeps, in registers: at most TILES tiles, logits at first, then weights.
+// The part of a row behind what shared memory keeps, in registers: at most MOST tiles, logits at first, then weights.
 // Here a thread serves two neighbouring lanes, so that a word is loaded and stored as it is kept.
-template <unsigned TILES, typename H>
+template <unsigned MOST, typename H>
 struct Tail {
     static constexpr unsigned PAIRS = LANES / 2;
     static constexpr unsigned PAIR_PARTS = THREADS / PAIRS;
     static constexpr unsigned WORDS = TILE / 2 / THREADS;
     // No compiler takes an array of none.
-    unsigned words[TILES == 0 ? 1 : TILES][WORDS];
+    unsigned words[MOST == 0 ? 1 : MOST][WORDS];
 
     // The place of this thread's first word in a tile; the others stand LANES apart.
     static __device__ __forceinline__ unsigned place()
@@ -447,16 +470,18 @@ struct Due {
 };
 
 // Rows aligned to 16 bytes, of a multiple of 8 elements and at most MOST_TILES tiles. The first `kept` elements of a
-// row stand in dynamic shared memory: all of them, or whole tiles, behind which there are at most TAIL more. Any grid
-// works.
+// row stand in dynamic shared memory: all of them or, with a TAIL, the tiles of one or more whole rounds, behind
+// which there are at most TAIL more. Any grid works.
 template <unsigned TAIL, bool SCALED, typename H>
 __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
 {
     extern __shared__ __align__(16) unsigned char bytes[];
     H* const cache = reinterpret_cast<H*>(bytes);
     __shared__ Shared shared;
+    constexpr unsigned TILES = TAIL > 0 ? 2 : 1, ROUNDS_AHEAD = AHEAD / TILES;
     const unsigned t = threadIdx.x, vocab = c.vocab;
     const unsigned tiles = (kept + TILE - 1) / TILE, all = (vocab + TILE - 1) / TILE;
+    const unsigned rounds = (tiles + TILES - 1) / TILES;
     const float inv = c.scalars[INV_NORMALISER], scale = scale_of<SCALED>(c);
     Tail<TAIL, H> tail;
     Due<H> due = {false, c.logits, 0, 0.0f, false};
@@ -469,56 +494,83 @@ __device__ __forceinline__ void block_rows(const Call<H>& c, unsigned kept)
         const float weight = comes ? c.weights[r] : 0.0f;
         Reference reference;
         float max = MINUS_INFINITY;
-        for (unsigned s = 0; s < tiles + AHEAD; s++) {
-            const unsigned start = s * TILE;
-            if (s < tiles) {
-                exchange_tile<H>(cache + start, due.row + start, due.any, next + start, comes, kept - start,
-                                 due.any ? shared.factors[s] : 0.0f, due.plain);
+        const auto take_kept = [&](unsigned round) {
+            const unsigned tile = round * TILES, first = tile * TILE;
+            const float top = TAIL > 0 || kept - first >= TILES * TILE
+                                  ? take_round<TILES, true>(cache + first, TILES * TILE, tile, reference, shared)
+                                  : take_round<TILES, false>(cache + first, kept - first, tile, reference, shared);
+            max = greater_or_nan(max, top);
+        };
+        // The tail's tiles are read into the cache ahead of the registers, so that memory has as much to do for each tile of
+        // a row; behind the row's end follow the first tiles of the block's next row.
+        const auto prefetch_tile = [&](unsigned tile) {
+            const unsigned row = tile < all ? r : r + gridDim.x, at = (tile < all ? tile : tile - all) * TILE + 64 * t;
+            if (t < TILE / 64 && row < c.rows && at < vocab) {
+                prefetch(c.logits + (size_t)row * vocab + at);
+            }
+        };
+        // The gradient of a tail's tile leaves, and the next row's tile takes its registers.
+        const auto exchange_tail = [&](unsigned k) {
+            const unsigned start = (tiles + k) * TILE;
+            if (due.any && tiles + k < all) {
+                tail.leave(k, due.row, start, vocab, shared.factors[tiles + k], due.plain);
+            }
+            if (comes) {
+                tail.load(k, next, start, vocab);
+            }
+        };
+        for (unsigned tile = tiles; TAIL > 0 && comes && tile < tiles + AHEAD; tile++) {
+            prefetch_tile(tile);
+        }
+        // Before a long row's last kept tile is taken, its tail begins to come.
+        const unsigned end = rounds + ROUNDS_AHEAD - (TAIL > 0 ? 1 : 0);
+        for (unsigned s = 0; s < end; s++) {
+#pragma unroll
+            for (unsigned tile = s * TILES; tile < (s + 1) * TILES; tile++) {
+                const unsigned start = tile * TILE;
+                if (tile < tiles) {
+                    exchange_tile<H>(cache + start, due.row + start, due.any, next + start, comes, kept - start,
+                                     due.any ? shared.factors[tile] : 0.0f, due.plain);
+                }
             }
             copy_async_commit();
-            if (TAIL > 0 && s + 1 == AHEAD) {
-#pragma unroll
-                for (unsigned k = 0; k < TAIL; k++) {
-                    if (due.any && tiles + k < all) {
-                        tail.leave(k, due.row, (tiles + k) * TILE, vocab, shared.factors[tiles + k], due.plain);
-                    }
-                }
-                for (unsigned at = kept + 64 * t; comes && at < vocab; at += 64 * THREADS) {
-                    prefetch(next + at);
-                }
+            if (comes && s >= ROUNDS_AHEAD) {
+                copy_async_wait<ROUNDS_AHEAD>();
+                take_kept(s - ROUNDS_AHEAD);
             }
-            if (comes && s >= AHEAD) {
-                copy_async_wait<AHEAD>();
-                const unsigned tile = s - AHEAD, first = tile * TILE;
-                const float top = kept - first >= TILE
-                                      ? take_kept_tile<true>(cache + first, TILE, tile, reference, shared)
-                                      : take_kept_tile<false>(cache + first, kept - first, tile, reference, shared);
-                max = greater_or_nan(max, top);
-            }
-        }
-        due.correct(kept);
-        if (!comes) {
-            return;
         }
         if (TAIL > 0) {
-            tail.load(0, next, kept, vocab);
+            exchange_tail(0);
+            if (comes) {
+                copy_async_wait<0>();
+                take_kept(rounds - 1);
+            }
         }
 #pragma unroll
         for (unsigned k = 0; k < TAIL; k++) {
             const unsigned tile = tiles + k;
             if (tile < all) {
                 if (k + 1 < TAIL) {
-                    tail.load(k + 1, next, (tile + 1) * TILE, vocab);
+                    exchange_tail(k + 1);
                 }
-                max = greater_or_nan(max, take_top(tail.top(k), tile, reference, shared));
-                tail.take(k, reference, tile == 0, shared);
+                if (comes) {
+                    prefetch_tile(tile + AHEAD);
+                    const float top = block_top<THREADS / 32>(tail.top(k), shared.warps[0]);
+                    take_top(top, tile, reference, shared);
+                    max = greater_or_nan(max, top);
+                    tail.take(k, reference, tile == 0, shared);
+                }
             }
+        }
+        due.correct(kept);
+        if (!comes) {
+            return;
         }
         __syncthreads();
         const float sum = contract::fold_shared(shared.lanes);
         const Softmax<SCALED, H> row(reference.at, sum, x_target, weight, inv, scale);
         if (!row.ordinary) {
-            max = greatest_number<THREADS / 32>(next, vocab, shared.warps);
+            max = greatest_number<THREADS / 32>(next, vocab, shared.warps[0]);
         }
         if (t == 0) {
             c.row_loss[r] = row.loss;

@@ -1,8 +1,9 @@
 // The RMS norm of each query and key head with the weight of its kind, then the rotation, and its gradient, over
 // activations stored in H.
 //
-// Heads of 32, 64, 128 and 256 columns: a group of head_dim / 8 threads takes a head; thread t of it holds the
-// four elements from 4 * t and the four from head_dim / 2 + 4 * t, so both halves of every pair.
+// Heads of 32, 64, 128 and 256 columns: a group of head_dim / 8 threads takes a head, or up to four heads of a row and
+// kind, which share their angles, their weight and what their sums cost; thread t of it holds the four elements from
+// 4 * t and the four from head_dim / 2 + 4 * t, so both halves of every pair.
 #pragma once
 #include "narrow.cuh"
 #include "rope.cuh"
@@ -49,6 +50,111 @@ __device__ __forceinline__ float head_dot(const Eight& x, const Eight& y) {
     for (unsigned half = THREADS / 8; half > 0; half /= 2) v = plus(v, __shfl_xor_sync(contract::WHOLE_WARP, v, half));
     v = plus(v, __shfl_xor_sync(contract::WHOLE_WARP, v, FIRST));
     return plus(v, __shfl_xor_sync(contract::WHOLE_WARP, v, SECOND));
+}
+
+/// Heads that a group of threads takes at most.
+constexpr unsigned HEADS = 4;
+
+/// A sum over D, a power of two: the product has the quotient's bits.
+template <unsigned D>
+__device__ __forceinline__ float over(float sum) {
+    static_assert((D & (D - 1)) == 0, "a power of two");
+    return __fmul_rn(sum, 1.0f / D);
+}
+
+/// What a thread adds to the dot product of a head, for four columns of the fold. Behind a head shorter than 256 the
+/// folds add +0.0; once, to the finished sum, is enough: an earlier -0.0 decides no other sum.
+template <unsigned THREADS>
+__device__ __forceinline__ void dot_step(const Eight& x, const Eight& y, float* v) {
+    const auto product = [](float a, float b) { return THREADS < 32 ? __fmul_rn(a, b) : __fmaf_rn(a, b, 0.0f); };
+    v[0] = plus(product(x.a.x, y.a.x), product(x.b.x, y.b.x));
+    v[1] = plus(product(x.a.y, y.a.y), product(x.b.y, y.b.y));
+    v[2] = plus(product(x.a.z, y.a.z), product(x.b.z, y.b.z));
+    v[3] = plus(product(x.a.w, y.a.w), product(x.b.w, y.b.w));
+}
+
+/// The dot product of one of a group's heads, its steps being v[4 * head] and on: thread t gets that of head
+/// t / (THREADS / HEADS). Threads share the heads and columns out among them as they fold. All of a warp take part.
+template <unsigned THREADS>
+__device__ __forceinline__ float head_dots(float (&v)[4 * HEADS]) {
+    const auto from = [](float x, unsigned half) { return __shfl_xor_sync(contract::WHOLE_WARP, x, half); };
+    unsigned left = 4 * HEADS, first = 0, second = 0;
+#pragma unroll
+    for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+        if (left == 1) {
+            v[0] = plus(v[0], from(v[0], half));
+            continue;
+        }
+        if (left == 4) first = half;
+        if (left == 2) second = half;
+        left /= 2;
+        const bool upper = (threadIdx.x & half) != 0;
+#pragma unroll
+        for (unsigned i = 0; i < left; ++i) {
+            const float low = v[i], high = v[i + left];
+            v[i] = plus(upper ? high : low, from(upper ? low : high, half));
+        }
+    }
+    // Columns 0 and 2, 1 and 3, then both; in a thread or in two that have shared them.
+    if (first == 0) {
+        v[0] = plus(plus(v[0], v[2]), plus(v[1], v[3]));
+    } else {
+        v[0] = plus(v[0], from(v[0], first));
+        if (second == 0) v[0] = plus(v[0], plus(v[1], from(v[1], first)));
+        else v[0] = plus(v[0], from(v[0], second));
+    }
+    return THREADS < 32 ? plus(v[0], 0.0f) : v[0];
+}
+
+/// Up to HEADS heads of a kind in a row.
+struct Group {
+    unsigned row, head, count;
+    bool key, value;
+
+    __device__ __forceinline__ static unsigned of(unsigned heads) { return (heads + HEADS - 1) / HEADS; }
+    /// Group `unit` of `rows` rows of queries and keys or, with three kinds, values too. Behind the last one it is that
+    /// one, with no heads.
+    __device__ __forceinline__ Group(unsigned unit, unsigned rows, unsigned kinds, unsigned n_heads, unsigned n_kv_heads) {
+        const unsigned queries = of(n_heads), keys = of(n_kv_heads), row_groups = queries + (kinds - 1) * keys;
+        const bool exists = unit < rows * row_groups;
+        unit = exists ? unit : rows * row_groups - 1;
+        row = unit / row_groups;
+        unsigned g = unit - row * row_groups;
+        key = g >= queries, value = g >= queries + keys;
+        g -= value ? queries + keys : key ? queries : 0;
+        const unsigned left = (key ? n_kv_heads : n_heads) - HEADS * g;
+        head = (value ? n_heads + n_kv_heads : key ? n_heads : 0) + HEADS * g;
+        count = !exists ? 0 : left < HEADS ? left : HEADS;
+    }
+};
+
+/// The words of a head's eight elements.
+struct Words {
+    uint2 a, b;
+};
+template <typename H>
+__device__ __forceinline__ Words load_words(const H* head, unsigned i, unsigned half) {
+    return {*reinterpret_cast<const uint2*>(head + i), *reinterpret_cast<const uint2*>(head + half + i)};
+}
+template <typename H>
+__device__ __forceinline__ void store_words(H* head, unsigned i, unsigned half, const Words& x) {
+    *reinterpret_cast<uint2*>(head + i) = x.a;
+    *reinterpret_cast<uint2*>(head + half + i) = x.b;
+}
+template <typename H>
+__device__ __forceinline__ Eight widened(const Words& x) {
+    const narrow::Octet y = narrow::widen8<H>(make_uint4(x.a.x, x.a.y, x.b.x, x.b.y));
+    return {make_float4(y.v[0], y.v[1], y.v[2], y.v[3]), make_float4(y.v[4], y.v[5], y.v[6], y.v[7])};
+}
+template <typename H>
+__device__ __forceinline__ Words rounded(const Eight& x) {
+    const uint4 y = narrow::narrow8<H>(narrow::Octet{{x.a.x, x.a.y, x.a.z, x.a.w, x.b.x, x.b.y, x.b.z, x.b.w}});
+    return {make_uint2(y.x, y.y), make_uint2(y.z, y.w)};
+}
+/// The number that the threads of a group have for each of its heads.
+template <unsigned THREADS>
+__device__ __forceinline__ float of_head(float x, unsigned k) {
+    return __shfl_sync(contract::WHOLE_WARP, x, (threadIdx.x & 32u - THREADS) + k * (THREADS / HEADS));
 }
 
 /// The angles of four pairs, and the pairs turned.
@@ -100,41 +206,52 @@ struct Forward {
     __device__ __forceinline__ unsigned turned() const { return n_heads + n_kv_heads; }
 };
 
-__device__ __forceinline__ float row_rstd(float squares, unsigned d, float eps) {
-    return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, __uint2float_rn(d)), eps)));
+__device__ __forceinline__ float rstd_of(float mean_square, float eps) {
+    return __frcp_rn(__fsqrt_rn(__fadd_rn(mean_square, eps)));
 }
 __device__ __forceinline__ float scaled(float x, float rstd, float w) { return __fmul_rn(__fmul_rn(x, rstd), w); }
 
-/// A block of 256 threads takes 256 / THREADS heads of rows.
+/// A block of 256 threads takes 256 / THREADS groups of heads.
 template <unsigned THREADS, typename H>
 __device__ __forceinline__ void norm_group(const Forward<H>& p) {
     constexpr unsigned D = 8 * THREADS, HALF = D / 2;
-    const unsigned i = 4 * (threadIdx.x % THREADS);
-    const unsigned all = p.rows * p.heads();
-    const unsigned mine = blockIdx.x * (256 / THREADS) + threadIdx.x / THREADS;
-    // A group without a head goes along with the last one, and writes nothing.
-    const unsigned unit = mine < all ? mine : all - 1;
-    const unsigned row = unit / p.heads(), head = unit - row * p.heads();
-    const H* from = p.qkv + (size_t)unit * D;
-    H* to = p.rotated + (size_t)unit * D;
-    const float* weight = head < p.n_heads ? p.q_weight : p.k_weight;
-    const uint2 raw_a = *reinterpret_cast<const uint2*>(from + i), raw_b = *reinterpret_cast<const uint2*>(from + HALF + i);
-    const Eight w = load_eight(weight, i, HALF);
-    const Angles angle = load_angles(p.table + ((size_t)(row % p.seq_len) * HALF + i) * 2);
-    const float2 a0 = narrow::widen2(raw_a.x, H()), a1 = narrow::widen2(raw_a.y, H());
-    const float2 b0 = narrow::widen2(raw_b.x, H()), b1 = narrow::widen2(raw_b.y, H());
-    Eight x = {make_float4(a0.x, a0.y, a1.x, a1.y), make_float4(b0.x, b0.y, b1.x, b1.y)};
-    const float rstd = row_rstd(head_dot<THREADS>(x, x), D, p.eps);
-    if (mine >= all) return;
-    if (head >= p.turned()) {
-        *reinterpret_cast<uint2*>(to + i) = raw_a;
-        *reinterpret_cast<uint2*>(to + HALF + i) = raw_b;
+    const unsigned t = threadIdx.x % THREADS, i = 4 * t;
+    const Group group(blockIdx.x * (256 / THREADS) + threadIdx.x / THREADS, p.rows, 3, p.n_heads, p.n_kv_heads);
+    const size_t at = ((size_t)group.row * p.heads() + group.head) * D;
+    const H* from = p.qkv + at;
+    H* to = p.rotated + at;
+    Words words[HEADS];
+#pragma unroll
+    for (unsigned k = 0; k < HEADS; ++k) words[k] = k < group.count ? load_words(from + k * D, i, HALF) : Words{};
+    if (__all_sync(contract::WHOLE_WARP, group.value)) {
+#pragma unroll
+        for (unsigned k = 0; k < HEADS; ++k)
+            if (k < group.count) store_words(to + k * D, i, HALF, words[k]);
         return;
     }
-    x = {mul4(scale4(x.a, rstd), w.a), mul4(scale4(x.b, rstd), w.b)};
-    turn4<false>(x, angle);
-    store_eight(to, i, HALF, x);
-    if (i == 0) p.rstd[(size_t)row * p.turned() + head] = rstd;
+    const Eight w = load_eight(group.key ? p.k_weight : p.q_weight, i, HALF);
+    const Angles angle = load_angles(p.table + ((size_t)(group.row % p.seq_len) * HALF + i) * 2);
+    float v[4 * HEADS];
+#pragma unroll
+    for (unsigned k = 0; k < HEADS; ++k) {
+        const Eight x = widened<H>(words[k]);
+        dot_step<THREADS>(x, x, v + 4 * k);
+    }
+    const float mine = rstd_of(over<D>(head_dots<THREADS>(v)), p.eps);
+#pragma unroll
+    for (unsigned k = 0; k < HEADS; ++k) {
+        const float rstd = of_head<THREADS>(mine, k);
+        if (!group.value) {
+            Eight x = widened<H>(words[k]);
+            x = {mul4(scale4(x.a, rstd), w.a), mul4(scale4(x.b, rstd), w.b)};
+            turn4<false>(x, angle);
+            words[k] = rounded<H>(x);
+        }
+        if (k < group.count) store_words(to + k * D, i, HALF, words[k]);
+    }
+    const unsigned k = t / (THREADS / HEADS);
+    if (t % (THREADS / HEADS) == 0 && k < group.count && !group.value)
+        p.rstd[(size_t)group.row * p.turned() + group.head + k] = mine;
 }
 
 /// Heads of any size at any address: a warp a head of a row.
@@ -156,7 +273,7 @@ __device__ __forceinline__ void norm_any(const Forward<H>& p) {
         const float v = narrow::widen(x[i]);
         lanes[l] = __fmaf_rn(v, v, lanes[l]);
     });
-    const float rstd = row_rstd(contract::fold_strided(lanes), d, p.eps);
+    const float rstd = rstd_of(__fdiv_rn(contract::fold_strided(lanes), __uint2float_rn(d)), p.eps);
     for (unsigned i = lane; i < half; i += 32) {
         float a = scaled(narrow::widen(x[i]), rstd, weight[i]), b = scaled(narrow::widen(x[i + half]), rstd, weight[i + half]);
         rope::turn<false>(a, b, angle[2 * i], angle[2 * i + 1]);
@@ -226,7 +343,7 @@ __device__ __forceinline__ void group_head(const Backward<H>& p, unsigned t, uns
     turn4<true>(dh, load_angles(p.angles(t) + 2 * i));
     x = {scale4(x.a, rstd), scale4(x.b, rstd)};
     const Eight g = {mul4(dh.a, w.a), mul4(dh.b, w.b)};
-    const float c = __fdiv_rn(head_dot<THREADS>(g, x), __uint2float_rn(D));
+    const float c = over<D>(head_dot<THREADS>(g, x));
     if (!present) return;
     if (dh_out != nullptr) {
         store_eight(dh_out, i, HALF, dh);
@@ -293,15 +410,52 @@ __device__ __forceinline__ void block_heads(const Backward<H>& p, unsigned first
     }
 }
 
-/// Without weight gradients: a block of 256 threads takes as many heads of rows as it has groups.
+/// Without weight gradients: a block of 256 threads takes as many groups of heads as it has groups of threads.
 template <unsigned THREADS, typename H>
 __device__ __forceinline__ void heads_alone(const Backward<H>& p) {
-    constexpr unsigned TOGETHER = THREADS > 0 ? THREADS : 32;
-    const unsigned turned = p.turned(), all = p.cut.tokens * turned;
-    const unsigned mine = blockIdx.x * (256 / TOGETHER) + threadIdx.x / TOGETHER;
-    const unsigned u = mine < all ? mine : all - 1, t = u / turned;
-    if constexpr (THREADS > 0) group_head<THREADS>(p, t, u - t * turned, mine < all, nullptr, nullptr);
-    else if (mine < all) any_head(p, t, u - t * turned, nullptr, nullptr);
+    constexpr unsigned D = 8 * THREADS, HALF = D / 2;
+    const unsigned i = 4 * (threadIdx.x % THREADS);
+    const Group group(blockIdx.x * (256 / THREADS) + threadIdx.x / THREADS, p.cut.tokens, 2, p.n_heads, p.n_kv_heads);
+    const size_t at = p.at(group.row, group.head);
+    Words dh[HEADS], words[HEADS];
+    float rstd[HEADS];
+#pragma unroll
+    for (unsigned k = 0; k < HEADS; ++k) {
+        const bool present = k < group.count;
+        dh[k] = present ? load_words(p.dqkv + at + k * D, i, HALF) : Words{};
+        words[k] = present ? load_words(p.qkv + at + k * D, i, HALF) : Words{};
+        rstd[k] = present ? p.rstd_of(group.row, group.head + k) : 0.0f;
+    }
+    const Eight w = load_eight(p.weight(group.head), i, HALF);
+    const Angles angle = load_angles(p.angles(group.row) + 2 * i);
+    float v[4 * HEADS];
+    Eight g[HEADS];
+    const auto input = [&](unsigned k) {
+        const Eight x = widened<H>(words[k]);
+        return Eight{scale4(x.a, rstd[k]), scale4(x.b, rstd[k])};
+    };
+#pragma unroll
+    for (unsigned k = 0; k < HEADS; ++k) {
+        g[k] = widened<H>(dh[k]);
+        turn4<true>(g[k], angle);
+        g[k] = {mul4(g[k].a, w.a), mul4(g[k].b, w.b)};
+        dot_step<THREADS>(g[k], input(k), v + 4 * k);
+    }
+    const float mine = over<D>(head_dots<THREADS>(v));
+#pragma unroll
+    for (unsigned k = 0; k < HEADS; ++k) {
+        const float c = of_head<THREADS>(mine, k);
+        const Eight x = input(k);
+        const Eight y = {input_gradient4(g[k].a, x.a, rstd[k], c), input_gradient4(g[k].b, x.b, rstd[k], c)};
+        if (k < group.count) store_words(p.dqkv + at + k * D, i, HALF, rounded<H>(y));
+    }
+}
+
+/// The same for heads of any size: a warp a head.
+template <typename H>
+__device__ __forceinline__ void heads_alone_any(const Backward<H>& p) {
+    const unsigned turned = p.turned(), u = blockIdx.x * 8 + threadIdx.x / 32, t = u / turned;
+    if (t < p.cut.tokens) any_head(p, t, u - t * turned, nullptr, nullptr);
 }
 
 /// A kind's heads.
@@ -381,7 +535,7 @@ __device__ __forceinline__ void heads_and_weights(const Backward<H>& p) {
 }  // namespace heads
 
 #define QK_NORM_ROPE_ENTRY(NAME, H, BODY)                                                                     \
-    extern "C" __global__ void __launch_bounds__(256)                                                         \
+    extern "C" __global__ void __launch_bounds__(256, 4)                                                      \
     NAME(const narrow::H* __restrict__ qkv, const float* __restrict__ q_weight,                               \
          const float* __restrict__ k_weight, const float* __restrict__ table, narrow::H* __restrict__ rotated, \
          float* __restrict__ rstd, unsigned rows, unsigned seq_len, unsigned n_heads, unsigned n_kv_heads,    \
@@ -410,13 +564,13 @@ __device__ __forceinline__ void heads_and_weights(const Backward<H>& p) {
             n_kv_heads, head_dim, held, counters, partials});                                                 \
     }
 
-#define QK_NORM_ROPE_GRAD_HEADS(NAME, H, THREADS)                                                             \
+#define QK_NORM_ROPE_GRAD_HEADS(NAME, H, BODY)                                                                \
     extern "C" __global__ void __launch_bounds__(256)                                                         \
     NAME(const narrow::H* __restrict__ qkv, const float* __restrict__ q_weight,                               \
          const float* __restrict__ k_weight, const float* __restrict__ table, const float* __restrict__ rstd, \
          narrow::H* dqkv, unsigned rows, unsigned seq_len, unsigned n_heads, unsigned n_kv_heads,             \
          unsigned head_dim) {                                                                                 \
-        heads::heads_alone<THREADS>(heads::Backward<narrow::H>{                                               \
+        heads::BODY(heads::Backward<narrow::H>{                                                               \
             qkv, q_weight, k_weight, table, rstd, dqkv, nullptr, nullptr, {rows, rows, rows, 1}, seq_len,     \
             n_heads, n_kv_heads, head_dim, 0, nullptr, nullptr});                                             \
     }
@@ -428,8 +582,8 @@ __device__ __forceinline__ void heads_and_weights(const Backward<H>& p) {
     QK_NORM_ROPE_GRAD_WEIGHTS(qk_norm_rope_grad_##H##_staged_64, H, 8, true)                                  \
     QK_NORM_ROPE_GRAD_WEIGHTS(qk_norm_rope_grad_##H##_staged_128, H, 16, true)                                \
     QK_NORM_ROPE_GRAD_WEIGHTS(qk_norm_rope_grad_##H##_staged_256, H, 32, true)                                \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads, H, 0)                                              \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_32, H, 4)                                           \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_64, H, 8)                                           \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_128, H, 16)                                         \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_256, H, 32)
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads, H, heads_alone_any)                                \
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_32, H, heads_alone<4>)                              \
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_64, H, heads_alone<8>)                              \
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_128, H, heads_alone<16>)                            \
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_256, H, heads_alone<32>)

@@ -2,6 +2,7 @@
 // stored in H: f32, bf16 or f16.
 #pragma once
 #include "contract.cuh"
+#include "quads.cuh"
 #include "storage.cuh"
 
 namespace rope {
@@ -27,50 +28,47 @@ struct Params {
     unsigned head_dim;
     /// Columns of a row of qkv.
     unsigned columns;
-    unsigned steps;
 };
 
 /// Heads of a thread, which have the same angles.
 constexpr unsigned HEADS = 4;
 
-/// In place. A block of 32 x 8 threads serves a run of 8 * `steps` rows; a thread has, in each of its rows, one pair
-/// (or as many as fill 16 bytes twice) of every `apart`-th head.
-template <bool INVERSE, bool VECTORS, typename H>
+/// In place. A thread has one pair or, with QUADS, four of every `apart`-th head of a row; as many as blockDim.x threads
+/// serve a head's pairs, so that none is idle beside a narrow row.
+template <bool INVERSE, bool QUADS, typename H>
 __device__ __forceinline__ void turn_rows(const Params<H>& p) {
-    constexpr unsigned N = VECTORS ? storage::Vector<H>::N : 1;
-    const unsigned half = p.head_dim / 2, units = half / N, apart = (p.rotated + HEADS - 1) / HEADS;
-    const unsigned u = blockIdx.y * 32 + threadIdx.x;
-    if (u >= apart * units) return;
-    const unsigned head = u / units, i = (u - head * units) * N;
-    unsigned row = blockIdx.x * 8 * p.steps + threadIdx.y;
-    for (unsigned s = 0; s < p.steps && row < p.rows; ++s, row += 8) {
-        H* at = p.qkv + (size_t)row * p.columns + head * p.head_dim + i;
-        const float* angle = p.table + ((size_t)(row % p.seq_len) * half + i) * 2;
-        if constexpr (VECTORS) {
-            uint4 a_words[HEADS], b_words[HEADS];
+    constexpr unsigned N = QUADS ? 4 : 1;
+    const unsigned half = p.head_dim / 2, apart = (p.rotated + HEADS - 1) / HEADS;
+    const unsigned unit = blockIdx.x * blockDim.y + threadIdx.y, row = unit / apart, head = unit - row * apart;
+    if (row >= p.rows) return;
+    const size_t step = (size_t)apart * p.head_dim;
+    H* heads = p.qkv + (size_t)row * p.columns + (size_t)head * p.head_dim;
+    const float* angles = p.table + (size_t)(row % p.seq_len) * half * 2;
+    for (unsigned i = threadIdx.x * N; i < half; i += blockDim.x * N) {
+        H* at = heads + i;
+        const float* angle = angles + 2 * i;
+        if constexpr (QUADS) {
+            quads::Stored<H> a_words[HEADS], b_words[HEADS];
 #pragma unroll
             for (unsigned k = 0; k < HEADS; ++k) {
                 if (head + k * apart >= p.rotated) continue;
-                a_words[k] = storage::load_words(at + k * apart * p.head_dim);
-                b_words[k] = storage::load_words(at + k * apart * p.head_dim + half);
+                a_words[k] = quads::fetch(at + k * step, 4, true);
+                b_words[k] = quads::fetch(at + k * step + half, 4, true);
             }
-            float4 two[N / 2];
-#pragma unroll
-            for (unsigned k = 0; k < N / 2; ++k) two[k] = contract::load4(angle + 4 * k);
+            const float4 first = contract::load4(angle), second = contract::load4(angle + 4);
 #pragma unroll
             for (unsigned k = 0; k < HEADS; ++k) {
                 if (head + k * apart >= p.rotated) continue;
-                storage::Vector<H> a(a_words[k]), b(b_words[k]);
-#pragma unroll
-                for (unsigned j = 0; j < N / 2; ++j) {
-                    turn<INVERSE>(a.v[2 * j], b.v[2 * j], two[j].x, two[j].y);
-                    turn<INVERSE>(a.v[2 * j + 1], b.v[2 * j + 1], two[j].z, two[j].w);
-                }
-                storage::store_vector(at + k * apart * p.head_dim, a);
-                storage::store_vector(at + k * apart * p.head_dim + half, b);
+                quads::Quad a = quads::widen<H>(a_words[k]), b = quads::widen<H>(b_words[k]);
+                turn<INVERSE>(a.v[0], b.v[0], first.x, first.y);
+                turn<INVERSE>(a.v[1], b.v[1], first.z, first.w);
+                turn<INVERSE>(a.v[2], b.v[2], second.x, second.y);
+                turn<INVERSE>(a.v[3], b.v[3], second.z, second.w);
+                quads::put(at + k * step, a, 4, true);
+                quads::put(at + k * step + half, b, 4, true);
             }
         } else {
-            for (unsigned k = head; k < p.rotated; k += apart, at += (size_t)apart * p.head_dim) {
+            for (unsigned k = head; k < p.rotated; k += apart, at += step) {
                 float a = storage::widen(at[0]), b = storage::widen(at[half]);
                 turn<INVERSE>(a, b, angle[0], angle[1]);
                 at[0] = storage::narrowed<H>(a);
@@ -82,10 +80,10 @@ __device__ __forceinline__ void turn_rows(const Params<H>& p) {
 
 }  // namespace rope
 
-#define ROPE_ENTRY(NAME, H, INVERSE, VECTORS)                                                                 \
-    extern "C" __global__ void __launch_bounds__(256)                                                         \
+#define ROPE_ENTRY(NAME, H, INVERSE, QUADS)                                                                   \
+    extern "C" __global__ void __launch_bounds__(256, 4)                                                      \
     NAME(const float* __restrict__ table, storage::H* __restrict__ qkv, unsigned rows, unsigned seq_len,      \
-         unsigned rotated, unsigned head_dim, unsigned columns, unsigned steps) {                             \
-        rope::turn_rows<INVERSE, VECTORS>(                                                                    \
-            rope::Params<storage::H>{table, qkv, rows, seq_len, rotated, head_dim, columns, steps});          \
+         unsigned rotated, unsigned head_dim, unsigned columns) {                                             \
+        rope::turn_rows<INVERSE, QUADS>(                                                                      \
+            rope::Params<storage::H>{table, qkv, rows, seq_len, rotated, head_dim, columns});                 \
     }

@@ -2,4 +2,4 @@
 #include "rope.cuh"
 
 ROPE_ENTRY(rope_bf16, bf16, false, false)
-ROPE_ENTRY(rope_bf16_octets, bf16, false, true)
+ROPE_ENTRY(rope_bf16_quads, bf16, false, true)

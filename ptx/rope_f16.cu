@@ -2,4 +2,4 @@
 #include "rope.cuh"
 
 ROPE_ENTRY(rope_f16, f16, false, false)
-ROPE_ENTRY(rope_f16_octets, f16, false, true)
+ROPE_ENTRY(rope_f16_quads, f16, false, true)

@@ -2,4 +2,4 @@
 #include "rope.cuh"
 
 ROPE_ENTRY(rope_grad_bf16, bf16, true, false)
-ROPE_ENTRY(rope_grad_bf16_octets, bf16, true, true)
+ROPE_ENTRY(rope_grad_bf16_quads, bf16, true, true)

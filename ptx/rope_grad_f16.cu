@@ -2,4 +2,4 @@
 #include "rope.cuh"
 
 ROPE_ENTRY(rope_grad_f16, f16, true, false)
-ROPE_ENTRY(rope_grad_f16_octets, f16, true, true)
+ROPE_ENTRY(rope_grad_f16_quads, f16, true, true)

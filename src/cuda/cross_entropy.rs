@@ -23,9 +23,11 @@ const TAIL_STEP: usize = 4096;
 const MOST_RESIDENT: usize = 3;
 /// The same of the kernel for narrow rows: threads, static shared memory and blocks.
 const NARROW_THREADS: u32 = 512;
-const NARROW_STATIC_BYTES: usize = 1344;
+const NARROW_STATIC_BYTES: usize = 1408;
 const NARROW_MOST_RESIDENT: usize = 2;
-/// Tiles that its form for long rows keeps in registers, behind those in shared memory.
+/// Logits of shared memory that it takes in a round: two tiles.
+const NARROW_ROUND: usize = 2 * LOGIT_TILE;
+/// Tiles that its form for long rows keeps in registers, behind the whole rounds in shared memory.
 const NARROW_TAIL_TILES: usize = 5;
 
 /// Bytes of shared memory that any block may have without asking.
@@ -125,11 +127,11 @@ impl LongRows {
         let whole = op.vocab_size <= most;
         let kept = match whole {
             true => op.vocab_size,
-            false => most / LOGIT_TILE * LOGIT_TILE,
+            false => most / NARROW_ROUND * NARROW_ROUND,
         };
         let bytes = kept * size_of::<u16>();
         let of_block = bytes + NARROW_STATIC_BYTES + RESERVED_BYTES;
-        let fits = op.vocab_size - kept <= NARROW_TAIL_TILES * LOGIT_TILE;
+        let fits = kept > 0 && op.vocab_size - kept <= NARROW_TAIL_TILES * LOGIT_TILE;
         fits.then_some(LongRows {
             entry: match whole {
                 true => entry!(op.math, "cross_entropy", ""),
@@ -244,6 +246,18 @@ mod tests {
             assert_eq!(bf16(vocab_size).entry, "cross_entropy_bf16_any");
         }
         assert_eq!(bf16(256).entry, "cross_entropy_bf16_warp256");
+        // A device on which fewer rounds fit keeps whole ones, and one on which none fits keeps nothing.
+        let on = |shared_bytes_per_block, vocab_size| {
+            let device = DeviceShape {
+                shared_bytes_per_block,
+                ..H200
+            };
+            launch_in(Math::Bf16, 3, vocab_size, &device)
+        };
+        assert_eq!(on(163 << 10, 15 * 8192).shared_bytes, 10 * 2 * 8192);
+        assert_eq!(on(99 << 10, 11 * 8192).entry, "cross_entropy_bf16_long");
+        assert_eq!(on(99 << 10, 11 * 8192 + 8).entry, "cross_entropy_bf16_any");
+        assert_eq!(on(20 << 10, 16_384).entry, "cross_entropy_bf16_any");
         let f16 = launch_in(Math::F16, 3, 8192, &H200);
         assert_eq!((f16.entry, f16.grid[0]), ("cross_entropy_f16", 3));
     }

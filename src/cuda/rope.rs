@@ -2,8 +2,8 @@
 
 use super::call::{Arg, CallLaunches, DeviceShape};
 use super::rows::{
-    Cut, Workspace, entry, no_tokens, number, numbers, one, regions, shared_of_one, shared_of_two,
-    tiles, vector_entry, vector_width,
+    Cut, Workspace, aligned, entry, no_tokens, number, numbers, one, regions, shared_of_one,
+    shared_of_two,
 };
 use crate::layout::{PlacedCall, Region};
 use crate::op::rope::{Heads, QkNormRope, QkNormRopeGrad, Rope, RopeGrad};
@@ -13,40 +13,38 @@ use crate::shape::{DType, Math};
 const HEADS: usize = 8;
 
 /// Rotates queries and keys in place.
-pub fn forward(op: &Rope, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+pub fn forward(op: &Rope, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
     let operands = [call.reads[0], call.writes[0]];
-    let width = pairs_a_thread(&op.heads, op.math, &operands);
-    let entry = vector_entry!(width, op.math, "rope");
-    let shape = (op.rows, op.seq_len, op.heads);
-    turn((entry, width), operands, shape, device)
+    let entry = match by_quads(&op.heads, &operands) {
+        true => entry!(op.math, "rope", "_quads"),
+        false => entry!(op.math, "rope", ""),
+    };
+    turn(entry, operands, (op.rows, op.seq_len, op.heads))
 }
 
 /// Rotates the gradients of queries and keys back in place.
-pub fn grad(op: &RopeGrad, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
+pub fn grad(op: &RopeGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
     let operands = [call.reads[0], call.writes[0]];
-    let width = pairs_a_thread(&op.heads, op.math, &operands);
-    let entry = vector_entry!(width, op.math, "rope_grad");
-    let shape = (op.rows, op.seq_len, op.heads);
-    turn((entry, width), operands, shape, device)
+    let entry = match by_quads(&op.heads, &operands) {
+        true => entry!(op.math, "rope_grad", "_quads"),
+        false => entry!(op.math, "rope_grad", ""),
+    };
+    turn(entry, operands, (op.rows, op.seq_len, op.heads))
 }
 
-/// Pairs that fill 16 bytes twice, if all heads can be read so; else 1.
-fn pairs_a_thread(heads: &Heads, math: Math, operands: &[Region; 2]) -> usize {
-    match heads.head_dim.is_multiple_of(2) {
-        true => vector_width(heads.head_dim / 2, math, operands),
-        false => 1,
-    }
+/// Whether both halves of all heads, and the angles, can be read by fours.
+fn by_quads(heads: &Heads, operands: &[Region; 2]) -> bool {
+    heads.head_dim.is_multiple_of(2) && aligned(heads.head_dim / 2, operands)
 }
 
 /// Heads that a thread rotates, one after another with the same angles; the kernel's own constant.
 const HEADS_A_THREAD: usize = 4;
 
-/// The entry serves `width` pairs of each of its heads a thread.
+/// A block has a thread for each quad of a head's pairs, or pair, and as many rows of threads as that leaves.
 fn turn(
-    (entry, width): (&'static str, usize),
+    entry: &'static str,
     operands: [Region; 2],
     (rows, seq_len, heads): (usize, usize, Heads),
-    device: &DeviceShape,
 ) -> CallLaunches {
     let mut args = regions(operands).to_vec();
     args.extend(numbers([
@@ -56,8 +54,12 @@ fn turn(
         heads.head_dim,
         heads.columns(),
     ]));
-    let pairs = heads.rotated().div_ceil(HEADS_A_THREAD) * (heads.head_dim / 2);
-    tiles(entry, (rows, pairs / width), device, args)
+    let pairs = if by_quads(&heads, &operands) { 4 } else { 1 };
+    let across = (heads.head_dim / 2 / pairs).clamp(1, BLOCK);
+    let down = BLOCK / across;
+    let units = rows * heads.rotated().div_ceil(HEADS_A_THREAD);
+    let block = [number(across), number(down)];
+    one(entry, [units.div_ceil(down), 1], block, args)
 }
 
 /// Threads of a block where a warp or a smaller group of threads serves a head of a row.
@@ -69,6 +71,19 @@ fn group(heads: &Heads, math: Math, operands: &[Region]) -> Option<usize> {
     let whole = operands.iter().all(|r| r.offset.is_multiple_of(16));
     let common = [32, 64, 128, 256].contains(&heads.head_dim);
     (whole && common && math.storage() != DType::F32).then_some(heads.head_dim / 8)
+}
+
+/// Heads of one kind in a row that such a group serves at most; the kernel's own constant.
+const GROUP_HEADS: usize = 4;
+
+/// Blocks for the heads of `rows` rows, of each kind so many: groups serve several together, a warp one.
+fn blocks<const KINDS: usize>(group: Option<usize>, rows: usize, kinds: [usize; KINDS]) -> usize {
+    let (together, threads) = match group {
+        Some(threads) => (GROUP_HEADS, threads),
+        None => (1, 32),
+    };
+    let units: usize = kinds.iter().map(|heads| heads.div_ceil(together)).sum();
+    (rows * units).div_ceil(BLOCK / threads)
 }
 
 /// The norm and the rotation of every query and key head.
@@ -98,8 +113,8 @@ pub fn norm_forward(op: &QkNormRope, call: &PlacedCall, _device: &DeviceShape) -
         heads.head_dim,
     ]));
     args.push(Arg::F32(op.eps));
-    let units = op.rows * (heads.n_heads + 2 * heads.n_kv_heads);
-    let blocks = units.div_ceil(BLOCK / group.unwrap_or(32));
+    let kinds = [heads.n_heads, heads.n_kv_heads, heads.n_kv_heads];
+    let blocks = blocks(group, op.rows, kinds);
     one(entry, [blocks, 1], [number(BLOCK), 1], args)
 }
 
@@ -140,7 +155,7 @@ pub fn norm_grad(op: &QkNormRopeGrad, call: &PlacedCall, device: &DeviceShape) -
             Some(32) => entry!(math, "qk_norm_rope_grad", "_heads_256"),
             _ => entry!(math, "qk_norm_rope_grad", "_heads"),
         };
-        let blocks = (tokens * heads.rotated()).div_ceil(BLOCK / group.unwrap_or(32));
+        let blocks = blocks(group, tokens, [heads.n_heads, heads.n_kv_heads]);
         return one(entry, [blocks, 1], [number(BLOCK), 1], args);
     }
     let weights = [call.writes[1], call.writes[2]];
@@ -207,5 +222,14 @@ mod tests {
         assert_eq!(held_tokens(2 * 8 * 8, 32, &device), 32);
         assert_eq!(held_tokens(200_000, 32, &device), 1);
         assert_eq!(held_tokens(300_000, 32, &device), 0);
+    }
+
+    #[test]
+    fn a_group_serves_heads_of_one_kind_alone() {
+        assert_eq!(blocks(Some(16), 4096, [16, 8, 8]), 4096 * 8 / 16);
+        assert_eq!(blocks(Some(16), 4096, [16, 8]), 4096 * 6 / 16);
+        assert_eq!(blocks(Some(8), 3, [14, 2, 2]), 1);
+        assert_eq!(blocks(Some(32), 3, [5, 1]), 2);
+        assert_eq!(blocks(None, 5, [3, 1, 1]), 4);
     }
 }

@@ -53,7 +53,7 @@ pub fn cuts() -> [TokenSum; 6] {
 }
 
 /// Head sizes from 2 to 256, grouped and ungrouped.
-pub fn head_shapes() -> [Heads; 6] {
+pub fn head_shapes() -> [Heads; 7] {
     let heads = |n_heads, n_kv_heads, head_dim| Heads {
         n_heads,
         n_kv_heads,
@@ -64,6 +64,7 @@ pub fn head_shapes() -> [Heads; 6] {
         heads(4, 2, 6),
         heads(3, 1, 32),
         heads(2, 2, 50),
+        heads(6, 5, 64),
         heads(4, 1, 128),
         heads(2, 1, 256),
     ]
