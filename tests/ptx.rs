@@ -385,9 +385,11 @@ fn every_launch_has_the_signature_of_its_kernel() {
                 assert!(reached.contains(entry.as_str()), "{entry} was not reached");
             }
         }
-        for ranks in [16, 32, 48] {
-            let entry = format!("lora_up_grad_weight_thin_{math}_{ranks}");
-            assert!(reached.contains(entry.as_str()), "{entry} was not reached");
+        for stem in ["lora_up_grad_weight_thin", "lora_down"] {
+            for ranks in [16, 32, 48] {
+                let entry = format!("{stem}_{math}_{ranks}");
+                assert!(reached.contains(entry.as_str()), "{entry} was not reached");
+            }
         }
     }
     assert!(
