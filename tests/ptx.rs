@@ -439,7 +439,6 @@ fn by_size() -> Vec<String> {
             entries.push(format!("lora_up_{math}_wide_{terms}"));
             entries.push(format!("lora_down_grad_input_{math}_wide_{terms}"));
             entries.push(format!("lora_up_grad_weight_thin_{math}_{terms}"));
-            entries.push(format!("lora_down_{math}_{terms}"));
         }
         for tile in [128, 192, 256] {
             entries.push(format!("matmul_{math}_sm90a_{tile}"));

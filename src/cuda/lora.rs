@@ -8,7 +8,7 @@ use super::call::{Arg, CallLaunches, DeviceShape, KernelLaunch};
 use super::lora_wide::{self, Walk};
 use super::matmul;
 use super::pieces::{WeightTiles, cut_of, pieces};
-use super::rows::{by_fours, by_vectors, number, numbers, regions};
+use super::rows::{by_vectors, number, numbers, regions};
 use super::thin::Thin;
 use crate::layout::{PlacedCall, Region};
 use crate::op::Store;
@@ -196,39 +196,8 @@ fn from(region: Region, bytes: usize) -> Region {
     }
 }
 
-/// Warps of a block of the lower product, and rows of each; the kernels say so too.
-const DOWN_WARPS: usize = 4;
-const DOWN_WARP_ROWS: usize = 8;
-
-/// The lower product by warps with eight rows each, where there are kernels for so many ranks.
-fn down_by_warps(op: &LoraDown, call: &PlacedCall) -> Option<KernelLaunch> {
-    let entry = match (op.math, op.ranks.div_ceil(16)) {
-        (Math::Bf16, 1) => "lora_down_bf16_16",
-        (Math::Bf16, 2) => "lora_down_bf16_32",
-        (Math::Bf16, 3) => "lora_down_bf16_48",
-        (Math::F16, 1) => "lora_down_f16_16",
-        (Math::F16, 2) => "lora_down_f16_32",
-        (Math::F16, 3) => "lora_down_f16_48",
-        _ => return None,
-    };
-    let fits = op.rows > 0 && op.n_in > 0 && by_fours(op.n_in, op.math, &call.reads);
-    fits.then(|| KernelLaunch {
-        entry,
-        grid: [number(op.rows.div_ceil(DOWN_WARPS * DOWN_WARP_ROWS)), 1, 1],
-        block: [number(32 * DOWN_WARPS), 1, 1],
-        shared_bytes: 0,
-        args: regions([call.reads[0], call.reads[1], call.writes[0]])
-            .into_iter()
-            .chain(numbers([op.rows, op.n_in, op.ranks]))
-            .collect(),
-    })
-}
-
-/// `s = x · aᵀ`: kernels for few ranks, else those of a linear layer; reads x, a, writes s.
+/// `s = x · aᵀ`: the kernels of a linear layer; reads x, a, writes s.
 pub fn down(op: &LoraDown, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    if let Some(launch) = down_by_warps(op, call) {
-        return launch.into();
-    }
     let layer = Matmul {
         rows: op.rows,
         n_in: op.n_in,

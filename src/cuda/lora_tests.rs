@@ -158,37 +158,3 @@ fn pieces_of_every_launch_meet_behind_the_same_counters() {
         assert_eq!(launch.args[4], Arg::Workspace { offset: 256 });
     }
 }
-
-#[test]
-fn few_ranks_are_served_by_warps_and_others_by_a_linear_layer() {
-    let launch = |[rows, n_in, ranks]: [usize; 3], offset: usize, math| {
-        let op = LoraDown {
-            rows,
-            n_in,
-            ranks,
-            math,
-        };
-        let mut call = placed(op.clone());
-        call.reads[1].offset += offset;
-        down(&op, &call, &H200).launches.into_iter().next()
-    };
-    let made = |sizes, offset, math| launch(sizes, offset, math).map(|l| (l.entry, l.grid[0]));
-    let bf16 = |sizes| made(sizes, 0, Math::Bf16);
-    assert_eq!(bf16([4096, 2048, 16]), Some(("lora_down_bf16_16", 128)));
-    assert_eq!(bf16([33, 1028, 17]), Some(("lora_down_bf16_32", 2)));
-    assert_eq!(bf16([8, 4, 48]), Some(("lora_down_bf16_48", 1)));
-    let f16 = made([100, 64, 3], 8, Math::F16);
-    assert_eq!(f16, Some(("lora_down_f16_16", 4)));
-    // More ranks, rows and places that are not whole fours, no terms, and other precisions.
-    let of_a_layer = |sizes, offset, math| {
-        let (entry, _) = made(sizes, offset, math).expect("a launch");
-        assert!(entry.starts_with("matmul_"), "{entry}");
-    };
-    of_a_layer([64, 64, 49], 0, Math::Bf16);
-    of_a_layer([64, 62, 16], 0, Math::Bf16);
-    of_a_layer([64, 64, 16], 4, Math::Bf16);
-    of_a_layer([64, 0, 16], 0, Math::Bf16);
-    of_a_layer([64, 64, 16], 0, Math::Tf32);
-    of_a_layer([64, 64, 16], 0, Math::F32);
-    assert_eq!(bf16([0, 64, 16]), None);
-}

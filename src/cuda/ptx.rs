@@ -66,8 +66,6 @@ pub const PTX: &[(&str, &str)] = ptx![
     "embed_grad_f32",
     "fill_neutral_f32",
     "grad_squares_f32",
-    "lora_down_bf16",
-    "lora_down_f16",
     "lora_down_grad_input_bf16",
     "lora_down_grad_input_f16",
     "lora_down_grad_input_f32",
