@@ -1,8 +1,8 @@
 // The RMS norm of each query and key head with the weight of its kind, then the rotation, and its gradient, over
 // activations stored in H.
 //
-// Heads of 32, 64, 128 and 256 columns: a group of head_dim / 8 threads takes a head, or up to four heads of a row and
-// kind, which share their angles, their weight and what their sums cost; thread t of it holds the four elements from
+// Heads of 32, 64, 128 and 256 columns: a group of head_dim / 8 threads takes a head, or forward up to four heads of a row
+// and kind, which share their angles, their weight and what their sums cost; thread t of it holds the four elements from
 // 4 * t and the four from head_dim / 2 + 4 * t, so both halves of every pair.
 #pragma once
 #include "narrow.cuh"
@@ -112,10 +112,9 @@ struct Group {
     bool key, value;
 
     __device__ __forceinline__ static unsigned of(unsigned heads) { return (heads + HEADS - 1) / HEADS; }
-    /// Group `unit` of `rows` rows of queries and keys or, with three kinds, values too. Behind the last one it is that
-    /// one, with no heads.
-    __device__ __forceinline__ Group(unsigned unit, unsigned rows, unsigned kinds, unsigned n_heads, unsigned n_kv_heads) {
-        const unsigned queries = of(n_heads), keys = of(n_kv_heads), row_groups = queries + (kinds - 1) * keys;
+    /// Group `unit` of `rows` rows. Behind the last one it is that one, with no heads.
+    __device__ __forceinline__ Group(unsigned unit, unsigned rows, unsigned n_heads, unsigned n_kv_heads) {
+        const unsigned queries = of(n_heads), keys = of(n_kv_heads), row_groups = queries + 2 * keys;
         const bool exists = unit < rows * row_groups;
         unit = exists ? unit : rows * row_groups - 1;
         row = unit / row_groups;
@@ -216,7 +215,7 @@ template <unsigned THREADS, typename H>
 __device__ __forceinline__ void norm_group(const Forward<H>& p) {
     constexpr unsigned D = 8 * THREADS, HALF = D / 2;
     const unsigned t = threadIdx.x % THREADS, i = 4 * t;
-    const Group group(blockIdx.x * (256 / THREADS) + threadIdx.x / THREADS, p.rows, 3, p.n_heads, p.n_kv_heads);
+    const Group group(blockIdx.x * (256 / THREADS) + threadIdx.x / THREADS, p.rows, p.n_heads, p.n_kv_heads);
     const size_t at = ((size_t)group.row * p.heads() + group.head) * D;
     const H* from = p.qkv + at;
     H* to = p.rotated + at;
@@ -410,52 +409,15 @@ __device__ __forceinline__ void block_heads(const Backward<H>& p, unsigned first
     }
 }
 
-/// Without weight gradients: a block of 256 threads takes as many groups of heads as it has groups of threads.
+/// Without weight gradients: a block of 256 threads takes as many heads of rows as it has groups.
 template <unsigned THREADS, typename H>
 __device__ __forceinline__ void heads_alone(const Backward<H>& p) {
-    constexpr unsigned D = 8 * THREADS, HALF = D / 2;
-    const unsigned i = 4 * (threadIdx.x % THREADS);
-    const Group group(blockIdx.x * (256 / THREADS) + threadIdx.x / THREADS, p.cut.tokens, 2, p.n_heads, p.n_kv_heads);
-    const size_t at = p.at(group.row, group.head);
-    Words dh[HEADS], words[HEADS];
-    float rstd[HEADS];
-#pragma unroll
-    for (unsigned k = 0; k < HEADS; ++k) {
-        const bool present = k < group.count;
-        dh[k] = present ? load_words(p.dqkv + at + k * D, i, HALF) : Words{};
-        words[k] = present ? load_words(p.qkv + at + k * D, i, HALF) : Words{};
-        rstd[k] = present ? p.rstd_of(group.row, group.head + k) : 0.0f;
-    }
-    const Eight w = load_eight(p.weight(group.head), i, HALF);
-    const Angles angle = load_angles(p.angles(group.row) + 2 * i);
-    float v[4 * HEADS];
-    Eight g[HEADS];
-    const auto input = [&](unsigned k) {
-        const Eight x = widened<H>(words[k]);
-        return Eight{scale4(x.a, rstd[k]), scale4(x.b, rstd[k])};
-    };
-#pragma unroll
-    for (unsigned k = 0; k < HEADS; ++k) {
-        g[k] = widened<H>(dh[k]);
-        turn4<true>(g[k], angle);
-        g[k] = {mul4(g[k].a, w.a), mul4(g[k].b, w.b)};
-        dot_step<THREADS>(g[k], input(k), v + 4 * k);
-    }
-    const float mine = over<D>(head_dots<THREADS>(v));
-#pragma unroll
-    for (unsigned k = 0; k < HEADS; ++k) {
-        const float c = of_head<THREADS>(mine, k);
-        const Eight x = input(k);
-        const Eight y = {input_gradient4(g[k].a, x.a, rstd[k], c), input_gradient4(g[k].b, x.b, rstd[k], c)};
-        if (k < group.count) store_words(p.dqkv + at + k * D, i, HALF, rounded<H>(y));
-    }
-}
-
-/// The same for heads of any size: a warp a head.
-template <typename H>
-__device__ __forceinline__ void heads_alone_any(const Backward<H>& p) {
-    const unsigned turned = p.turned(), u = blockIdx.x * 8 + threadIdx.x / 32, t = u / turned;
-    if (t < p.cut.tokens) any_head(p, t, u - t * turned, nullptr, nullptr);
+    constexpr unsigned TOGETHER = THREADS > 0 ? THREADS : 32;
+    const unsigned turned = p.turned(), all = p.cut.tokens * turned;
+    const unsigned mine = blockIdx.x * (256 / TOGETHER) + threadIdx.x / TOGETHER;
+    const unsigned u = mine < all ? mine : all - 1, t = u / turned;
+    if constexpr (THREADS > 0) group_head<THREADS>(p, t, u - t * turned, mine < all, nullptr, nullptr);
+    else if (mine < all) any_head(p, t, u - t * turned, nullptr, nullptr);
 }
 
 /// A kind's heads.
@@ -564,13 +526,13 @@ __device__ __forceinline__ void heads_and_weights(const Backward<H>& p) {
             n_kv_heads, head_dim, held, counters, partials});                                                 \
     }
 
-#define QK_NORM_ROPE_GRAD_HEADS(NAME, H, BODY)                                                                \
+#define QK_NORM_ROPE_GRAD_HEADS(NAME, H, THREADS)                                                             \
     extern "C" __global__ void __launch_bounds__(256)                                                         \
     NAME(const narrow::H* __restrict__ qkv, const float* __restrict__ q_weight,                               \
          const float* __restrict__ k_weight, const float* __restrict__ table, const float* __restrict__ rstd, \
          narrow::H* dqkv, unsigned rows, unsigned seq_len, unsigned n_heads, unsigned n_kv_heads,             \
          unsigned head_dim) {                                                                                 \
-        heads::BODY(heads::Backward<narrow::H>{                                                               \
+        heads::heads_alone<THREADS>(heads::Backward<narrow::H>{                                               \
             qkv, q_weight, k_weight, table, rstd, dqkv, nullptr, nullptr, {rows, rows, rows, 1}, seq_len,     \
             n_heads, n_kv_heads, head_dim, 0, nullptr, nullptr});                                             \
     }
@@ -582,8 +544,8 @@ __device__ __forceinline__ void heads_and_weights(const Backward<H>& p) {
     QK_NORM_ROPE_GRAD_WEIGHTS(qk_norm_rope_grad_##H##_staged_64, H, 8, true)                                  \
     QK_NORM_ROPE_GRAD_WEIGHTS(qk_norm_rope_grad_##H##_staged_128, H, 16, true)                                \
     QK_NORM_ROPE_GRAD_WEIGHTS(qk_norm_rope_grad_##H##_staged_256, H, 32, true)                                \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads, H, heads_alone_any)                                \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_32, H, heads_alone<4>)                              \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_64, H, heads_alone<8>)                              \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_128, H, heads_alone<16>)                            \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_256, H, heads_alone<32>)
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads, H, 0)                                              \
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_32, H, 4)                                           \
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_64, H, 8)                                           \
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_128, H, 16)                                         \
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_256, H, 32)             
