@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::arena::CudaArena;
-use super::call::{Arg, KernelLaunch};
+use super::call::{Arg, KernelLaunch, Matrix};
 use super::device::Device;
 use super::graph::{CudaGraph, GraphProducts, capture};
 use super::graph_edges::{Issued, nodes_so_far};
@@ -125,6 +125,48 @@ fn a_kernel_with_another_address_or_size_is_found() {
             panic!("another launch than the recorded one passed");
         };
         assert_eq!((node, kernel.as_str()), (0, ADD));
+    }
+    bench.is_usable();
+}
+
+/// A product of no tiles, whose matrices begin at this byte and have so many columns.
+fn product(offset: usize, columns: u32) -> KernelLaunch {
+    let region = Region { offset, bytes: 0 };
+    let matrix = Arg::Matrix(Matrix {
+        region,
+        rows: 16,
+        columns,
+        box_rows: 16,
+        box_columns: 64,
+    });
+    KernelLaunch {
+        entry: "matmul_bf16_sm90a_128",
+        grid: [2, 1, 1],
+        block: [384, 1, 1],
+        shared_bytes: 230_496,
+        args: [[matrix; 3], [Arg::U32(0); 3]].concat(),
+    }
+}
+
+#[test]
+fn a_kernel_over_another_matrix_is_found() {
+    let Some(bench) = bench() else { return };
+    if !bench.device.shape().warpgroups {
+        return;
+    }
+    let entry = product(0, 64).entry;
+    bench
+        .modules
+        .prepare(vec![entry])
+        .expect("the kernel loads");
+    let same = bench.capture(vec![product(0, 64)], || bench.issue(&product(0, 64)));
+    assert_eq!(same.map(|graph| graph.nodes()).ok(), Some(1));
+    for other in [product(256, 64), product(0, 128)] {
+        let refused = bench.capture(vec![product(0, 64)], || bench.issue(&other));
+        let Some(CaptureError::Node { node, kernel, .. }) = refused.err() else {
+            panic!("another launch than the recorded one passed");
+        };
+        assert_eq!((node, kernel.as_str()), (0, entry));
     }
     bench.is_usable();
 }
