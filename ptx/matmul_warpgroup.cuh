@@ -275,7 +275,6 @@ struct Kernel {
                 engine::prefetch(maps.left), engine::prefetch(maps.right), engine::prefetch(maps.out);
                 for (unsigned tile = cluster; tile < of.tiles; tile += clusters) kernel.bring_tile(tile);
             }
-            __syncwarp();
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             kernel.compute(cluster, clusters);

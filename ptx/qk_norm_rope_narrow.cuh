@@ -342,7 +342,7 @@ __device__ __forceinline__ void group_head(const Backward<H>& p, unsigned t, uns
     turn4<true>(dh, load_angles(p.angles(t) + 2 * i));
     x = {scale4(x.a, rstd), scale4(x.b, rstd)};
     const Eight g = {mul4(dh.a, w.a), mul4(dh.b, w.b)};
-    const float c = over<D>(head_dot<THREADS>(g, x));
+    const float c = __fdiv_rn(head_dot<THREADS>(g, x), __uint2float_rn(D));
     if (!present) return;
     if (dh_out != nullptr) {
         store_eight(dh_out, i, HALF, dh);
