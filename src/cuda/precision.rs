@@ -30,7 +30,11 @@ pub fn has_kernels(op: &Op) -> Result<(), DeviceError> {
 /// The most positions from one stored state to the next that the scan's backward takes.
 const MOST_CHUNK: usize = 1024;
 
-/// Whether an op has no kernels on this device: a scan or a convolution of sizes that no model has.
+/// The most elements that a kernel counts which serves them without rows.
+const MOST_ELEMENTS: usize = u32::MAX as usize;
+
+/// Whether an op has no kernels on this device: a scan or a convolution of sizes that no model has, or a weight of more elements
+/// than a kernel counts.
 pub(super) fn is_missing(op: &Op) -> bool {
     let scan = |shape: &ScanShape| shape.d_state > D_STATE_MAX || shape.chunk > MOST_CHUNK;
     let convolution = |shape: &ConvShape| shape.d_conv > D_CONV_MAX;
@@ -39,6 +43,8 @@ pub(super) fn is_missing(op: &Op) -> bool {
         Op::Conv1dGrad(op) => convolution(&op.shape),
         Op::Scan(op) => scan(&op.shape),
         Op::ScanGrad(op) => scan(&op.shape),
+        Op::Dequantise(op) => op.elements > MOST_ELEMENTS,
+        Op::MatmulGradWeight(op) => op.n_in.saturating_mul(op.n_out) > MOST_ELEMENTS,
         _ => false,
     }
 }
@@ -60,7 +66,11 @@ fn serves(op: &Op) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::num::tree::TokenSum;
+    use crate::op::Store;
     use crate::op::attention::{Attention, AttentionShape};
+    use crate::op::matmul::MatmulGradWeight;
+    use crate::op::nf4::Dequantise;
     use crate::op::rope::Heads;
     use crate::op::scan::Scan;
 
@@ -86,6 +96,35 @@ mod tests {
         assert_eq!(of(64, 1024), Ok(()));
         assert_eq!(of(65, 64), refused);
         assert_eq!(of(64, 1025), refused);
+    }
+
+    #[test]
+    fn a_weight_of_more_elements_than_a_kernel_counts_is_refused() {
+        let weight = |n_in, n_out| {
+            let sum = TokenSum {
+                tokens: 1,
+                grain: 1,
+                piece: 1,
+            };
+            let op = MatmulGradWeight {
+                n_in,
+                n_out,
+                sum,
+                store: Store::Assign,
+                math: Math::F32,
+            };
+            has_kernels(&op.into())
+        };
+        let op = "matmul_grad_weight";
+        assert_eq!(weight(1 << 16, (1 << 16) - 1), Ok(()));
+        assert_eq!(weight(1 << 16, 1 << 16), Err(DeviceError::NoCudaOp { op }));
+        let packed = |elements| {
+            let math = Math::Bf16;
+            has_kernels(&Dequantise { elements, math }.into())
+        };
+        let op = "nf4_dequantise";
+        assert_eq!(packed(MOST_ELEMENTS), Ok(()));
+        assert_eq!(packed(MOST_ELEMENTS + 1), Err(DeviceError::NoCudaOp { op }));
     }
 
     #[test]
