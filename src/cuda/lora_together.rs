@@ -54,26 +54,18 @@ pub(super) fn gated(calls: &[PlacedCall], device: &DeviceShape) -> Option<Group>
 mod tests {
     use super::*;
     use crate::cuda::call::H200;
-    use crate::cuda::placed_calls::placed;
+    use crate::cuda::placed_calls::{parts, placed};
     use crate::op::lora::Adapters;
     use crate::shape::Math;
 
     /// Adapters of a rank on these columns of a product for `d_ff`, and SwiGLU; s, b, y and a are 0 to 3.
     fn layer(math: Math, rank: usize, columns: &[usize], d_ff: usize) -> [PlacedCall; 2] {
-        let mut first = 0;
-        let part = |&columns: &usize| {
-            first += columns;
-            Part {
-                first: first - columns,
-                columns,
-            }
-        };
         let up = LoraUp {
             rows: 192,
             adapters: Adapters {
                 rank,
                 n_out: 2 * d_ff,
-                parts: columns.iter().map(part).collect(),
+                parts: parts(columns),
                 scale: 2.0,
             },
             math,

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::cuda::call::H200;
-use crate::cuda::placed_calls::placed;
-use crate::op::lora::{Adapters, LoraDown, LoraDownGradInput, LoraUp, Part};
+use crate::cuda::placed_calls::{parts, placed};
+use crate::op::lora::{Adapters, LoraDown, LoraDownGradInput, LoraUp};
 use crate::op::matmul::{Matmul, MatmulGradInput};
 use crate::shape::Math;
 
@@ -11,15 +11,7 @@ const ROWS: usize = 4096;
 
 /// A product for these parts of columns and its adapters' sums; x, weight, y, s, b and a are 0 to 5.
 fn adapted(math: Math, rank: usize, columns: &[usize]) -> [PlacedCall; 3] {
-    let mut first = 0;
-    let part = |&columns: &usize| {
-        first += columns;
-        Part {
-            first: first - columns,
-            columns,
-        }
-    };
-    let parts: Vec<Part> = columns.iter().map(part).collect();
+    let parts = parts(columns);
     let (n_in, n_out) = (1024, columns.iter().sum());
     let product = Matmul {
         rows: ROWS,

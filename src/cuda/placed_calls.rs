@@ -2,6 +2,7 @@
 
 use crate::layout::{PlacedCall, Region};
 use crate::op::attention::AttentionShape;
+use crate::op::lora::Part;
 use crate::op::rope::Heads;
 use crate::op::{Op, OpCall};
 
@@ -24,6 +25,19 @@ pub fn placed(op: impl Into<Op>, reads: &[usize], write: usize) -> PlacedCall {
             writes: Vec::new(),
         },
     }
+}
+
+/// Parts of so many columns, one behind the other.
+pub fn parts(columns: &[usize]) -> Vec<Part> {
+    let mut first = 0;
+    let part = |&columns: &usize| {
+        first += columns;
+        Part {
+            first: first - columns,
+            columns,
+        }
+    };
+    columns.iter().map(part).collect()
 }
 
 /// Attention of four heads, two of keys and values.
