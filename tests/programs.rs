@@ -157,6 +157,18 @@ fn a_parameter_without_a_gradient_or_with_a_taken_name_is_refused() {
 }
 
 #[test]
+fn a_head_of_more_chunks_than_can_be_planned_is_refused() {
+    let config = |chunk_logits| PlanConfig {
+        chunk_logits,
+        ..PlanConfig::of(1 << 17, 1)
+    };
+    let error = Plan::build(&decoder(4), config(1)).unwrap_err();
+    let text = "chunks of the head: expected at most 65536, by fewer tokens in a step or a smaller vocabulary, found 131072";
+    assert_eq!(error.to_string(), text);
+    assert!(Plan::build(&decoder(4), config(1 << 24)).is_ok());
+}
+
+#[test]
 fn a_head_wider_than_its_lanes_is_refused() {
     // The second one's rotary table would not fit any memory.
     for head_dim in [258, (1 << 31) - 2] {

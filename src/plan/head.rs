@@ -88,6 +88,9 @@ pub enum Seconds {
     Apart,
 }
 
+/// The most chunks of a head: each is several calls, and a plan of more takes minutes.
+const MOST_CHUNKS: usize = 1 << 16;
+
 impl HeadPlan {
     /// Declares the logits and the views of every chunk.
     pub fn declare(
@@ -103,6 +106,14 @@ impl HeadPlan {
         let default = || weight_piece(config.math, grain, head.vocab_size * head.d_model);
         let piece = cut.piece.unwrap_or_else(default);
         let rows = chunk_rows(piece, most, grain).min(total);
+        let found = total.div_ceil(rows.max(1));
+        if found > MOST_CHUNKS {
+            return Err(PlanError::Size {
+                what: "chunks of the head",
+                expected: "at most 65536, by fewer tokens in a step or a smaller vocabulary",
+                found,
+            });
+        }
         let kept_rows = match kept {
             LogitsKept::Chunk => rows,
             LogitsKept::All => total,
