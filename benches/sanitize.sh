@@ -5,9 +5,9 @@
 #
 # BITSTEP is the built program (default: target/release/bitstep), GOLDEN a golden of few steps (default:
 # golden/llama-tiny.golden). COMPUTE_SANITIZER names the tool, GEMM the matrix products (own or auto; default:
-# own, since a library's kernels are not this engine's to judge). Prints each tool's summary. The exit
-# code is 0 when all four are clean, 1 when one found something, 2 when one could not run, said nothing or
-# computed other bits: that is no clean result either.
+# own, since a library's kernels are not this engine's to judge), TOOLS those of its tools that run (default:
+# all four). Prints each tool's summary. The exit code is 0 when all that ran are clean, 1 when one found
+# something, 2 when one could not run, said nothing or computed other bits: that is no clean result either.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 bitstep=${1:-target/release/bitstep}

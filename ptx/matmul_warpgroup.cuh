@@ -91,14 +91,7 @@ __device__ __forceinline__ Address row_of(Address rows, int n) {
 /// 64 columns of a warp's 16 rows to their place, a word two neighbours of a row, made canonical.
 template <class T>
 __device__ __forceinline__ void put(Address rows, unsigned (&words)[16]) {
-    typedef typename wide::StorageOf<T>::Type H;
-    unsigned sum = 0;
-#pragma unroll
-    for (int i = 0; i < 16; i++) sum = wide::add_nothing(sum, words[i], H());
-    if (sum != 0) {
-#pragma unroll
-        for (int i = 0; i < 16; i++) words[i] = narrow::canonical2<H>(words[i]);
-    }
+    wide::canonical<T>(reinterpret_cast<uint4(&)[4]>(words));
 #pragma unroll
     for (int n = 0; n < 8; n += 2)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_of(rows, n)), "r"(words[2 * n]),

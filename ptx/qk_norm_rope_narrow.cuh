@@ -548,4 +548,4 @@ __device__ __forceinline__ void heads_and_weights(const Backward<H>& p) {
     QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_32, H, 4)                                           \
     QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_64, H, 8)                                           \
     QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_128, H, 16)                                         \
-    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_256, H, 32)             
+    QK_NORM_ROPE_GRAD_HEADS(qk_norm_rope_grad_##H##_heads_256, H, 32)

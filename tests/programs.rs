@@ -113,7 +113,7 @@ impl Model for WithExtra {
         groups
     }
 
-    fn derived(&self, seq_len: usize) -> Vec<Derived> {
+    fn derived(&self, seq_len: usize) -> Result<Vec<Derived>, PlanError> {
         self.0.derived(seq_len)
     }
 

@@ -20,16 +20,18 @@ pub enum Arg {
     Matrix(Matrix),
 }
 
-/// A matrix of 16-bit elements in a region, row by row, and the boxes of it that the copy engine moves: they stand in shared memory
-/// with a swizzle over 128 bytes, and what of one lies beyond the matrix is zeros.
+/// A matrix of 16-bit elements in a region, row by row, and the boxes of it that the copy engine moves: they have
+/// [`BOX_COLUMNS`], stand in shared memory with a swizzle over 128 bytes, and what of one lies beyond the matrix is zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matrix {
     pub region: Region,
     pub rows: u32,
     pub columns: u32,
     pub box_rows: u32,
-    pub box_columns: u32,
 }
+
+/// Columns of a box: the 128 bytes of the swizzle.
+pub const BOX_COLUMNS: u32 = 64;
 
 /// One kernel launch.
 #[derive(Clone, Debug, PartialEq)]

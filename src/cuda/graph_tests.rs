@@ -137,7 +137,6 @@ fn product(offset: usize, columns: u32) -> KernelLaunch {
         rows: 16,
         columns,
         box_rows: 16,
-        box_columns: 64,
     });
     KernelLaunch {
         entry: "matmul_bf16_sm90a_128",

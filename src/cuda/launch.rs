@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use super::arena::CudaArena;
-use super::call::{Arg, KernelLaunch, Matrix};
+use super::call::{Arg, BOX_COLUMNS, KernelLaunch, Matrix};
 use super::device::Device;
 use super::lanes::Lane;
 use super::module::Modules;
@@ -68,7 +68,7 @@ fn encode(
     let mut map = Box::new(sys::CUtensorMap { opaque: [0; 16] });
     let sizes = [u64::from(matrix.columns), u64::from(matrix.rows)];
     let stride = [2 * u64::from(matrix.columns)];
-    let (of_box, steps) = ([matrix.box_columns, matrix.box_rows], [1, 1]);
+    let (of_box, steps) = ([BOX_COLUMNS, matrix.box_rows], [1, 1]);
     // SAFETY: the map is aligned and outlives the call; two sizes, one stride, and two numbers of a box are those of a matrix;
     // the driver checks them, and reads nothing at the address.
     let status = unsafe {

@@ -15,7 +15,6 @@ use crate::op::Store;
 use crate::op::lora::{
     Adapters, LoraDown, LoraDownGradInput, LoraUp, LoraUpGradInput, LoraUpGradWeight, Part,
 };
-use crate::op::matmul::Matmul;
 use crate::shape::Math;
 
 /// Parts that one launch serves at most; the kernels say so too.
@@ -198,14 +197,7 @@ fn from(region: Region, bytes: usize) -> Region {
 
 /// `s = x · aᵀ`: the kernels of a linear layer; reads x, a, writes s.
 pub fn down(op: &LoraDown, call: &PlacedCall, device: &DeviceShape) -> CallLaunches {
-    let layer = Matmul {
-        rows: op.rows,
-        n_in: op.n_in,
-        n_out: op.ranks,
-        bias: false,
-        math: op.math,
-    };
-    matmul::forward(&layer, call, device)
+    matmul::forward(&op.layer(), call, device)
 }
 
 /// `dx (+)= ds · a` by strips, where such a matrix is made up of them.

@@ -3,7 +3,7 @@
 //!
 //! These are added to the rounded product, as a call of their own would read it, so no bit depends on it.
 
-use super::call::{Arg, DeviceShape, KernelLaunch, Matrix};
+use super::call::{Arg, BOX_COLUMNS, DeviceShape, KernelLaunch, Matrix};
 use super::rows::{by_vectors, number, numbers};
 use crate::layout::{PlacedCall, Region};
 use crate::op::lora::{Adapters, LoraDownGradInput, LoraUp};
@@ -18,8 +18,7 @@ const BLOCKS: usize = 2;
 const STAGE_TERMS: usize = 64;
 const LEAST_STAGES: usize = 3;
 const THREADS: u32 = 384;
-/// Bytes of a box's row, which are 64 columns; rows of a box on its way to memory.
-const BOX_COLUMNS: usize = 64;
+/// Bytes of a box's row; rows of a box on its way to memory.
 const ROW_BYTES: usize = 128;
 const WAY_ROWS: usize = 16;
 /// Terms of a step.
@@ -198,7 +197,7 @@ impl Product {
     ) -> Option<KernelLaunch> {
         let adapters = &op.adapters;
         let (s, b) = (call.reads[0], call.reads[1]);
-        let steps = self.steps(adapters, &[s, b])?;
+        let steps = self.steps(adapters.rank, adapters.ranks(), &[s, b])?;
         let ends = part_ends(adapters)?;
         let low = map(s, [self.rows, adapters.ranks()], BLOCK_ROWS);
         let factor = |tile: usize| map(b, [self.columns, adapters.rank], tile / 2);
@@ -211,11 +210,12 @@ impl Product {
         Some(self.launch(entry, cut, maps, more.chain(numbers(ends))))
     }
 
-    /// Steps of an adapter, where its terms are whole steps, those of all parts fit in a box, and its operands are reached.
-    fn steps(&self, adapters: &Adapters, operands: &[Region]) -> Option<usize> {
-        let whole = adapters.rank.is_multiple_of(STEP_TERMS) && adapters.rank > 0;
-        let fits = adapters.ranks() <= BOX_COLUMNS && self.reached(operands);
-        (whole && fits).then_some(adapters.rank / STEP_TERMS)
+    /// Steps of chains of `terms` terms, where these are whole steps, all of a row's ranks fit in a box, and the operands are
+    /// reached.
+    fn steps(&self, terms: usize, ranks: usize, operands: &[Region]) -> Option<usize> {
+        let whole = terms.is_multiple_of(STEP_TERMS) && terms > 0;
+        let fits = ranks <= BOX_COLUMNS as usize && self.reached(operands);
+        (whole && fits).then_some(terms / STEP_TERMS)
     }
 
     /// The gradient of the input, and the part of adapters in it, added.
@@ -224,22 +224,14 @@ impl Product {
         (op, call): (&LoraDownGradInput, &PlacedCall),
         device: &DeviceShape,
     ) -> Option<KernelLaunch> {
-        let [low, factor] = self.lora_down_maps(op, call)?;
+        let (ds, a) = (call.reads[0], call.reads[1]);
+        let steps = self.steps(op.ranks, op.ranks, &[ds, a])?;
+        let low = map(ds, [self.rows, op.ranks], BLOCK_ROWS);
+        let factor = map(a, [op.ranks, self.columns], STAGE_TERMS / 2);
         let cut = self.cut(&[self.columns], device)?;
         let entry = sized!(self.math, cut.tile, "matmul_grad_input", "_lora_down")?;
         let maps = [self.out_map(), low, factor];
-        Some(self.launch(entry, cut, maps, numbers([op.ranks / STEP_TERMS])))
-    }
-
-    /// The factors of the adapters' part, where their terms are whole steps and fit in a box.
-    fn lora_down_maps(&self, op: &LoraDownGradInput, call: &PlacedCall) -> Option<[Arg; 2]> {
-        let (ds, a) = (call.reads[0], call.reads[1]);
-        let whole = op.ranks.is_multiple_of(STEP_TERMS) && (1..=BOX_COLUMNS).contains(&op.ranks);
-        let factors = [
-            map(ds, [self.rows, op.ranks], BLOCK_ROWS),
-            map(a, [op.ranks, self.columns], STAGE_TERMS / 2),
-        ];
-        (whole && self.reached(&[ds, a])).then_some(factors)
+        Some(self.launch(entry, cut, maps, numbers([steps])))
     }
 }
 
@@ -267,7 +259,6 @@ fn map(region: Region, [rows, columns]: [usize; 2], box_rows: usize) -> Arg {
         rows: number(rows),
         columns: number(columns),
         box_rows: number(box_rows),
-        box_columns: number(BOX_COLUMNS),
     })
 }
 

@@ -15,21 +15,23 @@ const HEADS: usize = 8;
 /// Rotates queries and keys in place.
 pub fn forward(op: &Rope, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
     let operands = [call.reads[0], call.writes[0]];
-    let entry = match by_quads(&op.heads, &operands) {
+    let quads = by_quads(&op.heads, &operands);
+    let entry = match quads {
         true => entry!(op.math, "rope", "_quads"),
         false => entry!(op.math, "rope", ""),
     };
-    turn(entry, operands, (op.rows, op.seq_len, op.heads))
+    turn((entry, quads), operands, (op.rows, op.seq_len, op.heads))
 }
 
 /// Rotates the gradients of queries and keys back in place.
 pub fn grad(op: &RopeGrad, call: &PlacedCall, _device: &DeviceShape) -> CallLaunches {
     let operands = [call.reads[0], call.writes[0]];
-    let entry = match by_quads(&op.heads, &operands) {
+    let quads = by_quads(&op.heads, &operands);
+    let entry = match quads {
         true => entry!(op.math, "rope_grad", "_quads"),
         false => entry!(op.math, "rope_grad", ""),
     };
-    turn(entry, operands, (op.rows, op.seq_len, op.heads))
+    turn((entry, quads), operands, (op.rows, op.seq_len, op.heads))
 }
 
 /// Whether both halves of all heads, and the angles, can be read by fours.
@@ -42,7 +44,7 @@ const HEADS_A_THREAD: usize = 4;
 
 /// A block has a thread for each quad of a head's pairs, or pair, and as many rows of threads as that leaves.
 fn turn(
-    entry: &'static str,
+    (entry, quads): (&'static str, bool),
     operands: [Region; 2],
     (rows, seq_len, heads): (usize, usize, Heads),
 ) -> CallLaunches {
@@ -54,7 +56,7 @@ fn turn(
         heads.head_dim,
         heads.columns(),
     ]));
-    let pairs = if by_quads(&heads, &operands) { 4 } else { 1 };
+    let pairs = if quads { 4 } else { 1 };
     let across = (heads.head_dim / 2 / pairs).clamp(1, BLOCK);
     let down = BLOCK / across;
     let units = rows * heads.rotated().div_ceil(HEADS_A_THREAD);

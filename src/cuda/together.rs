@@ -3,7 +3,7 @@
 //!
 //! - The gradients of a small linear layer's weight and of its input, which both read `dy`.
 //! - Attention and its gradients, and what stands beside them (`attention_together.rs`).
-//! - A large product and what follows it in a layer (`matmul_together.rs`).
+//! - A large product and the sums of adapters behind it (`matmul_together.rs`).
 //! - The adapters of gate and up, and SwiGLU (`lora_together.rs`).
 //! - The loss, the squares of few gradients, and the decision on the step, by the last block to arrive.
 //!

@@ -304,17 +304,20 @@ impl Model for Decoder {
         groups
     }
 
-    fn derived(&self, seq_len: usize) -> Vec<Derived> {
-        // Forward refuses such a head, whose table may be larger than the memory.
-        if self.config.head_dim > MAX_HEAD_DIM {
-            return Vec::new();
+    fn derived(&self, seq_len: usize) -> Result<Vec<Derived>, PlanError> {
+        let head_dim = self.config.head_dim;
+        if head_dim > MAX_HEAD_DIM {
+            return Err(PlanError::Size {
+                what: "head_dim",
+                expected: "at most 256",
+                found: head_dim,
+            });
         }
-        let half = self.config.head_dim / 2;
-        vec![Derived {
+        Ok(vec![Derived {
             name: ROPE_TABLE,
-            shape: vec![seq_len, half, 2],
-            values: rope_table(seq_len, self.config.head_dim, self.config.rope_theta),
-        }]
+            shape: vec![seq_len, head_dim / 2, 2],
+            values: rope_table(seq_len, head_dim, self.config.rope_theta),
+        }])
     }
 
     fn forward(
@@ -325,13 +328,6 @@ impl Model for Decoder {
     ) -> Result<Head, PlanError> {
         let c = &self.config;
         let rows = inputs.rows();
-        if c.head_dim > MAX_HEAD_DIM {
-            return Err(PlanError::Size {
-                what: "head_dim",
-                expected: "at most 256",
-                found: c.head_dim,
-            });
-        }
         let table = params.get(EMBED)?;
         let x = program.activation("embed", [rows, c.d_model]);
         program.call(

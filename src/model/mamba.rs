@@ -332,8 +332,8 @@ impl Model for Mamba {
         groups
     }
 
-    fn derived(&self, _seq_len: usize) -> Vec<Derived> {
-        Vec::new()
+    fn derived(&self, _seq_len: usize) -> Result<Vec<Derived>, PlanError> {
+        Ok(Vec::new())
     }
 
     fn features(&self) -> Option<usize> {

@@ -53,7 +53,10 @@ pub trait Model {
     fn parameters(&self) -> Vec<params::ParamGroup>;
 
     /// The derived tensors for sequences of `seq_len`.
-    fn derived(&self, seq_len: usize) -> Vec<Derived>;
+    ///
+    /// # Errors
+    /// [`PlanError::Size`] for sizes that no op supports, before such a tensor is made.
+    fn derived(&self, seq_len: usize) -> Result<Vec<Derived>, PlanError>;
 
     /// The state that windows of `batch` sequences hand to the next ones; none by default.
     fn carried(&self, _batch: usize) -> Vec<CarriedTensor> {

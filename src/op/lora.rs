@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::matmul::MatmulGradWeight;
+use super::matmul::Matmul;
 use super::{Access, OpCall, OpRule, Operand, Signature, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
@@ -70,6 +70,19 @@ pub struct LoraDown {
     pub math: Math,
 }
 
+impl LoraDown {
+    /// The linear layer that it is.
+    pub fn layer(&self) -> Matmul {
+        Matmul {
+            rows: self.rows,
+            n_in: self.n_in,
+            n_out: self.ranks,
+            bias: false,
+            math: self.math,
+        }
+    }
+}
+
 impl OpRule for LoraDown {
     fn stem(&self) -> &'static str {
         "lora_down"
@@ -114,17 +127,7 @@ impl OpRule for LoraDown {
             };
             grads.emit(op, vec![ds, a], vec![dx]);
         }
-        if grads.is_trainable(a) {
-            let (da, store) = grads.parameter_target(a);
-            let op = MatmulGradWeight {
-                n_in: self.n_in,
-                n_out: self.ranks,
-                sum: grads.weight_sum(self.math, self.rows, self.n_in * self.ranks),
-                store,
-                math: self.math,
-            };
-            grads.emit_reading(op, (ds, x), da);
-        }
+        self.layer().emit_weight_gradient(grads, (ds, x), a);
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bias::BiasGrad;
-use super::{OpCall, OpRule, Operand, Signature, Store};
+use super::{OpCall, OpRule, Operand, Signature, Slot, Store};
 use crate::error::PlanError;
 use crate::grad::GradBuilder;
 use crate::num::tree::{ROW_PIECE, TokenSum};
@@ -66,17 +66,7 @@ impl OpRule for Matmul {
             };
             grads.emit(op, vec![dy], vec![dbias]);
         }
-        if grads.is_trainable(weight) {
-            let (dweight, store) = grads.parameter_target(weight);
-            let op = MatmulGradWeight {
-                n_in: self.n_in,
-                n_out: self.n_out,
-                sum: grads.weight_sum(self.math, self.rows, self.n_in * self.n_out),
-                store,
-                math: self.math,
-            };
-            grads.emit_reading(op, (dy, x), dweight);
-        }
+        self.emit_weight_gradient(grads, (dy, x), weight);
         if grads.needs_gradient(x) {
             let dx = grads.assigned_activation_target(x, self.stem())?;
             let op = MatmulGradInput {
@@ -88,6 +78,29 @@ impl OpRule for Matmul {
             grads.emit(op, vec![dy, weight], vec![dx]);
         }
         Ok(())
+    }
+}
+
+impl Matmul {
+    /// Emits the gradient of the weight, if it is trained, from the output's gradient and the input.
+    pub fn emit_weight_gradient(
+        &self,
+        grads: &mut GradBuilder,
+        (dy, x): (Slot, Slot),
+        weight: Slot,
+    ) {
+        if !grads.is_trainable(weight) {
+            return;
+        }
+        let (dweight, store) = grads.parameter_target(weight);
+        let op = MatmulGradWeight {
+            n_in: self.n_in,
+            n_out: self.n_out,
+            sum: grads.weight_sum(self.math, self.rows, self.n_in * self.n_out),
+            store,
+            math: self.math,
+        };
+        grads.emit_reading(op, (dy, x), dweight);
     }
 }
 

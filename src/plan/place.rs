@@ -340,7 +340,7 @@ pub fn inputs(
         inputs.loss_scale = Some(add("loss_scale", words, DType::U32, Role::Carried));
     }
     let mut tensors = Vec::new();
-    for derived in model.derived(config.seq_len) {
+    for derived in model.derived(config.seq_len)? {
         let shape = Shape::new(derived.shape);
         let slot = add(derived.name, shape, DType::F32, Role::Derived);
         inputs.derived.insert(derived.name, slot);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bitstep::model::decoder::Decoder;
-use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::{Family, ModelConfig};
 use bitstep::plan::{Plan, PlanConfig};
 use bitstep::shape::Math;
@@ -28,18 +27,11 @@ fn adapted(math: Math, rank: usize, [batch, seq_len]: [usize; 2]) -> Arc<Plan> {
         max_seq_len: seq_len,
         init_std: 0.1,
     };
-    let lora = LoraConfig {
-        rank,
-        alpha: 16.0,
-        targets: Projection::ALL.into(),
-        norms: Norms::Trained,
-        base: Base::Plain,
-    };
     let config_of = PlanConfig {
         math,
         ..PlanConfig::of(batch, seq_len)
     };
-    let model = Decoder::with_adapters(config, lora);
+    let model = Decoder::with_adapters(config, on_all_projections(rank));
     Arc::new(Plan::build(&model, config_of).expect("plans"))
 }
 

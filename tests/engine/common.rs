@@ -11,6 +11,7 @@ use bitstep::data::{Batch, IGNORE};
 use bitstep::engine::init::FreshInit;
 use bitstep::engine::{Hyper, Session, Trainer};
 use bitstep::model::decoder::Decoder;
+use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::{Family, ModelConfig};
 use bitstep::num::philox::{Philox, Purpose};
 use bitstep::plan::{Plan, PlanConfig, ProgramKind};
@@ -66,6 +67,17 @@ pub fn trainer(plan: &Arc<Plan>, hyper: Hyper, warmup_steps: u32) -> Trainer<Cpu
     let mut trainer = Trainer::new(cpu(2), plan.clone(), hyper, warmup_steps).expect("an arena");
     trainer.load(&FreshInit { seed: 3 }).expect("loads");
     trainer
+}
+
+/// Adapters of a rank on all projections of a plain base, whose norms are trained.
+pub fn on_all_projections(rank: usize) -> LoraConfig {
+    LoraConfig {
+        rank,
+        alpha: 16.0,
+        targets: Projection::ALL.into(),
+        norms: Norms::Trained,
+        base: Base::Plain,
+    }
 }
 
 /// A trainer with fresh parameters on a GPU.

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use bitstep::model::decoder::Decoder;
-use bitstep::model::lora::{Base, LoraConfig, Norms, Projection};
 use bitstep::model::{Family, ModelConfig};
 use bitstep::plan::{Plan, PlanConfig};
 use bitstep::shape::Math;
@@ -33,15 +32,8 @@ fn layer(math: Math, rank: Option<usize>) -> Arc<Plan> {
         math,
         ..PlanConfig::of(18, 256)
     };
-    let lora = |rank| LoraConfig {
-        rank,
-        alpha: 16.0,
-        targets: Projection::ALL.into(),
-        norms: Norms::Trained,
-        base: Base::Plain,
-    };
     let model = match rank {
-        Some(rank) => Decoder::with_adapters(config, lora(rank)),
+        Some(rank) => Decoder::with_adapters(config, on_all_projections(rank)),
         None => Decoder::new(config),
     };
     Arc::new(Plan::build(&model, plan_config).expect("plans"))
